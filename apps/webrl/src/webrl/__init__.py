@@ -1,0 +1,1 @@
+"""WebRL: the asynchronous reinforcement-learning system for multimodal web agents."""

@@ -1,0 +1,1 @@
+"""Screenshots by reference in dedicated Ray actors."""

@@ -1,0 +1,1 @@
+"""Decoupled PPO and its relatives as functions of tensors."""

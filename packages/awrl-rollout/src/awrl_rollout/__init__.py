@@ -1,0 +1,1 @@
+"""Everlasting rollout pool, interruptible generation and the rollout controller."""

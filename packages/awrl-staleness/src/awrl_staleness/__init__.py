@@ -1,0 +1,1 @@
+"""Decides when one more rollout episode may start and whether it may be trained on."""

@@ -1,0 +1,1 @@
+"""FSDP2 policy trainer with exact batches and weight publishing."""
