@@ -1,0 +1,90 @@
+"""The Ray cluster of a run.
+
+Invariants:
+    * a cluster that this module started ends with the run; one that it joined is left alone;
+    * what the cluster offers is read once, before anything is placed on it.
+
+On a laptop Ray is started locally. With ``RAY_ADDRESS`` set, the run joins that cluster instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import ray
+
+logger = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 256 * 1024 * 1024
+"""Object store of a local cluster: only keys, token ids and small metadata travel through it."""
+
+LOCAL_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DISABLE_MEMORY_MONITOR": "1",
+    "RAY_enable_metrics_collection": "0",
+}
+"""Set before a local Ray starts: no usage reports, GPU visibility untouched, no metrics agent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeResources:
+    """What one alive node of the cluster offers."""
+
+    node_id: str
+    """Ray's id of the node, hexadecimal."""
+    address: str
+    """Address of the node manager."""
+    num_cpus: float
+    """Logical CPUs in all."""
+    num_gpus: float
+    """GPUs in all."""
+
+
+def cluster_nodes() -> tuple[NodeResources, ...]:
+    """Return the alive nodes, ordered by address and then by id, the order ranks follow."""
+    nodes = [
+        NodeResources(
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            num_cpus=float(node["Resources"].get("CPU", 0.0)),
+            num_gpus=float(node["Resources"].get("GPU", 0.0)),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return tuple(sorted(nodes, key=lambda node: (node.address, node.node_id)))
+
+
+@contextlib.contextmanager
+def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Iterator[None]:
+    """Join the cluster at ``RAY_ADDRESS``, or start a local one that ends with the block.
+
+    Args:
+        namespace: Ray namespace of the run, so that two runs on a cluster never meet.
+        num_cpus: Logical CPUs of a local cluster; the machine's own count when None.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if ray.is_initialized():
+        yield
+        return
+    if address:
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+    else:
+        os.environ.update(LOCAL_ENVIRONMENT)
+        ray.init(
+            num_cpus=int(num_cpus) if num_cpus else os.cpu_count(),
+            namespace=namespace,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()

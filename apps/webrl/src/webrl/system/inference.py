@@ -1,0 +1,103 @@
+"""The Ray actor that owns one inference server of a role (``rollout`` or ``test-rollout``)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from webrl.system.errors import ServerStartError
+from webrl.system.server_process import (
+    ServerProcess,
+    embedded_command,
+    find_free_port,
+    sglang_command,
+)
+
+START_ATTEMPTS = 3
+"""A port picked, released and taken by another costs one attempt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSpec:
+    """How to start one inference server."""
+
+    backend: str
+    """``embedded`` or ``sglang``."""
+    model_path: str
+    """Local checkpoint directory."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    num_threads: int = 1
+    """Torch threads of an embedded server."""
+    start_timeout_s: float = 120.0
+    """Deadline for the first healthy answer, in seconds."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments of an SGLang server."""
+
+
+class InferenceServer:
+    """Supervises one server process; the class behind the Ray actor."""
+
+    def __init__(self, spec: ServerSpec, name: str, log_dir: str) -> None:
+        """Remember how to start the server.
+
+        Args:
+            spec: How to start it.
+            name: Name for its log file, such as ``rollout-0``.
+            log_dir: Folder for the log.
+        """
+        self._spec = spec
+        self._log_path = Path(log_dir) / f"{name}.log"
+        self._process: ServerProcess | None = None
+
+    async def start(self) -> str:
+        """Start (or restart) the server and return its base URL.
+
+        Raises:
+            ServerStartError: It ended or was not healthy in time; the log's tail is attached.
+        """
+        for attempt in range(START_ATTEMPTS):
+            self.stop()
+            spec = self._spec
+            port = find_free_port(spec.host)
+            if spec.backend == "embedded":
+                command = embedded_command(spec.model_path, spec.host, port, spec.num_threads)
+            else:
+                command = sglang_command(spec.model_path, spec.host, port, spec.extra_args)
+            self._process = ServerProcess(
+                command,
+                url=f"http://{spec.host}:{port}",
+                log_path=self._log_path,
+                env={"OMP_NUM_THREADS": str(spec.num_threads)},
+            )
+            try:
+                await asyncio.to_thread(self._process.wait_until_healthy, spec.start_timeout_s)
+            except ServerStartError as error:
+                if "in use" not in str(error) or attempt == START_ATTEMPTS - 1:
+                    raise
+            else:
+                return self._process.url
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def check(self) -> str | None:
+        """Return None while the server runs, else a description of its death."""
+        if self._process is None:
+            return "the server was never started"
+        return None if self._process.is_alive else self._process.describe_death()
+
+    async def pid(self) -> int | None:
+        """Return the server's process id, None before its start."""
+        return self._process.pid if self._process else None
+
+    def stop(self) -> None:
+        """End the server process."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+
+InferenceServerActor = ray.remote(InferenceServer)
+"""The class as a Ray actor."""

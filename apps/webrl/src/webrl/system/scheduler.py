@@ -1,0 +1,175 @@
+"""The Ray scheduler: creates the workers of each role and fans calls out to them.
+
+Invariants:
+    * every call has a deadline, and a call that fails names the role, the rank and the method;
+    * every worker that was created is killed by ``shutdown``, whatever happened to the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from webrl.system.errors import EngineCallError
+from webrl.system.placement import RolePlacement, RoleSpec, release_layout, setup_mixed_layout
+
+logger = logging.getLogger(__name__)
+
+CREATE_DEADLINE_S = 180.0
+"""Importing torch and transformers in a fresh process takes up to a minute on a busy laptop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerHandle:
+    """One worker of a role."""
+
+    role: str
+    """Scheduler role."""
+    rank: int
+    """Rank within the role, in node order."""
+    actor: Any
+    """The Ray actor."""
+
+    @property
+    def name(self) -> str:
+        """Return the worker's name as it appears in messages, such as ``actor/0``."""
+        return f"{self.role}/{self.rank}"
+
+
+class RayScheduler:
+    """Places roles on the connected Ray cluster and calls their workers."""
+
+    def __init__(self, roles: Sequence[RoleSpec]) -> None:
+        """Create the placement groups.
+
+        Raises:
+            PlacementError: The roles do not fit the cluster.
+        """
+        self._roles = {role.name: role for role in roles}
+        self._placements: dict[str, RolePlacement] = setup_mixed_layout(roles)
+        self._workers: list[WorkerHandle] = []
+
+    def node_of(self, role: str, rank: int) -> str:
+        """Return the node id that holds a rank of a role."""
+        return self._placements[role].node_of_rank[rank]
+
+    def create_worker(
+        self,
+        role: str,
+        rank: int,
+        actor_class: Any,
+        *args: object,
+        env_vars: Mapping[str, str] | None = None,
+        actor_options: Mapping[str, Any] | None = None,
+        **kwargs: object,
+    ) -> WorkerHandle:
+        """Start one worker of a role on its bundle; it is not waited for.
+
+        Args:
+            role: Scheduler role.
+            rank: Rank within the role.
+            actor_class: A class decorated with ``ray.remote``.
+            *args: Passed to the constructor.
+            env_vars: Environment of the worker's process.
+            actor_options: Further Ray actor options, such as ``max_concurrency``.
+            **kwargs: Passed to the constructor.
+        """
+        spec = self._roles[role]
+        placement = self._placements[role]
+        options: dict[str, Any] = {
+            "num_cpus": spec.cpus_per_worker,
+            "num_gpus": spec.gpus_per_worker,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=placement.group,
+                placement_group_bundle_index=placement.bundle_of_rank[rank],
+            ),
+            "runtime_env": {"env_vars": dict(env_vars or {})},
+            **(actor_options or {}),
+        }
+        actor = actor_class.options(**options).remote(*args, **kwargs)
+        handle = WorkerHandle(role=role, rank=rank, actor=actor)
+        self._workers.append(handle)
+        return handle
+
+    async def async_call_engine(
+        self,
+        workers: Sequence[WorkerHandle],
+        method: str,
+        *args: object,
+        timeout_s: float = CREATE_DEADLINE_S,
+        **kwargs: object,
+    ) -> list[Any]:
+        """Call one method on several workers at once.
+
+        Args:
+            workers: The workers, in the order of the results.
+            method: Method name.
+            *args: Passed to each call.
+            timeout_s: Deadline of the whole fan-out, in seconds.
+            **kwargs: Passed to each call.
+
+        Returns:
+            One result per worker, in order.
+
+        Raises:
+            EngineCallError: A worker failed, died, or did not answer in time. It names the first.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(
+                        call_worker(worker, method, *args, timeout_s=timeout_s, **kwargs)
+                    )
+                    for worker in workers
+                ]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        return [task.result() for task in tasks]
+
+    def forget(self, worker: WorkerHandle) -> None:
+        """Kill one worker and drop it from the books."""
+        _kill(worker)
+        self._workers = [known for known in self._workers if known is not worker]
+
+    def shutdown(self) -> None:
+        """Kill every worker and remove the placement groups."""
+        for worker in self._workers:
+            _kill(worker)
+        self._workers.clear()
+        release_layout(self._placements)
+        self._placements = {}
+
+
+async def call_worker(
+    worker: WorkerHandle, method: str, *args: object, timeout_s: float, **kwargs: object
+) -> Any:
+    """Call one method of one worker.
+
+    Raises:
+        EngineCallError: The worker failed, died, or did not answer within ``timeout_s`` seconds.
+    """
+    reference = getattr(worker.actor, method).remote(*args, **kwargs)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reference
+    except TimeoutError as error:
+        raise EngineCallError(
+            f"{worker.name}.{method} did not answer within {timeout_s:g} s. The worker hangs or "
+            "the machine is overloaded; its log lies under the run's Ray session folder."
+        ) from error
+    except RayError as error:
+        raise EngineCallError(f"{worker.name}.{method} failed: {error}") from error
+
+
+def _kill(worker: WorkerHandle) -> None:
+    try:
+        ray.kill(worker.actor, no_restart=True)
+    except (RayError, ValueError) as error:
+        logger.debug("worker %s was already gone: %s", worker.name, error)
