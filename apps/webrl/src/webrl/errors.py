@@ -8,6 +8,8 @@
     |- TaskError         (ValueError)    a task that does not exist or can not be served
     |- PolicyError       (ValueError)    a policy folder that can not be used
     |- BrowserError      (RuntimeError)  the browser layer itself failed (not one page)
+    |- ServerStartError  (RuntimeError)  an inference server did not come up
+    |- EngineCallError   (RuntimeError)  a call to a worker failed or missed its deadline
     `- RunFailedError    (RuntimeError)  a run that started and had to stop
 
 None of them is raised for a failed episode: that is data, recorded once with its typed fault.
@@ -15,17 +17,20 @@ None of them is raised for a failed episode: that is data, recorded once with it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
     "AllocationError",
     "BrowserError",
     "ConfigError",
+    "EngineCallError",
     "PlacementError",
     "PolicyError",
     "PreflightError",
     "Problem",
     "RunFailedError",
+    "ServerStartError",
     "TaskError",
     "WebRLError",
 ]
@@ -59,8 +64,10 @@ class ConfigError(WebRLError, ValueError):
     Not raised for keys that merely have no effect in combination: those are warnings.
     """
 
-    def __init__(self, problems: list[Problem]) -> None:
-        """Report all `problems` at once, one line each."""
+    def __init__(self, problems: Sequence[Problem] | str) -> None:
+        """Report all `problems` at once, one line each; a string is one problem without a key."""
+        if isinstance(problems, str):
+            problems = (Problem(key="", message=problems),)
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
 
@@ -103,6 +110,14 @@ class PolicyError(WebRLError, ValueError):
 
 class BrowserError(WebRLError, RuntimeError):
     """The browser or its driver failed as a whole. A misbehaving page is a fault instead."""
+
+
+class ServerStartError(WebRLError, RuntimeError):
+    """An inference server ended or did not become healthy in time; holds the end of its log."""
+
+
+class EngineCallError(WebRLError, RuntimeError):
+    """A call to a worker raised there, or did not answer within its deadline."""
 
 
 class RunFailedError(WebRLError, RuntimeError):
