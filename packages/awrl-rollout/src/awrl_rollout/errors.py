@@ -1,12 +1,15 @@
 """Errors of `awrl_rollout`.
 
-    RolloutError
-    |-- EpisodeFaultError             a workflow tells of a typed fault
-    |-- ClosedError (RuntimeError)    the object was closed
-    |-- BatchTimeoutError (TimeoutError)  a wait ran past its limit
-    |-- DataExhaustedError (LookupError)  a single pass over the tasks is over
-    |-- FaultShareError (RuntimeError)    the circuit breaker stopped the run
-    `-- StarvedError (RuntimeError)       a batch that can never fill
+RolloutError
+|-- EpisodeFaultError             a workflow tells of a typed fault
+|-- ClosedError (RuntimeError)    the object was closed
+|-- BatchTimeoutError (TimeoutError)  a wait ran past its limit
+|-- DataExhaustedError (LookupError)  a single pass over the tasks is over
+|-- FaultShareError (RuntimeError)    the circuit breaker stopped the run
+|-- StarvedError (RuntimeError)       a batch that can never fill
+|-- ServerRefusedError (ValueError)   an inference server says that the request is wrong
+`-- ServerUnavailableError (ConnectionError)  no answer from an inference server now
+    `-- GenerationDeadlineError (TimeoutError)  nor within the deadline
 
 A failed episode is data (`EpisodeRecord.fault`), never one of these.
 """
@@ -51,3 +54,21 @@ class FaultShareError(RolloutError, RuntimeError):
 
 class StarvedError(RolloutError, RuntimeError):
     """Nothing runs and nothing may start, so the batch can never fill. Not raised while paused."""
+
+
+class ServerRefusedError(RolloutError, ValueError):
+    """An inference server says that the request itself is wrong; repeating it can't help.
+
+    Not raised for a server that is busy, paused, starting or gone.
+    """
+
+
+class ServerUnavailableError(RolloutError, ConnectionError):
+    """An inference server gave no usable answer; the same request may succeed later.
+
+    Not raised for an answer that was cut by a weight update: that is `stop_reason == "abort"`.
+    """
+
+
+class GenerationDeadlineError(ServerUnavailableError, TimeoutError):
+    """A request did not end within its deadline, all attempts together."""
