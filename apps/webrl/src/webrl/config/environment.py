@@ -1,0 +1,141 @@
+"""Sections `tasks`, `env` and `policy`: what is done, in which browsers, by which model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from webrl.config.rules import Rules
+
+__all__ = ["EnvConfig", "PolicyConfig", "PolicyInitSection", "TaskEntry"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskEntry:
+    """One task, or one file of tasks, to train and evaluate on."""
+
+    name: str
+    """A name that `webrl tasks` lists, or `webgym:PATH` for a file of tasks, one JSON a line."""
+    max_steps: int = 10
+    """Actions of one episode before it ends as a failure."""
+    test_max_steps: int | None = None
+    """The same for the test rollout; `max_steps` when unset."""
+    weight: float = 1.0
+    """How often the task is drawn, relative to the others."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        rules = Rules()
+        rules.not_blank("name", self.name, "List the names with: webrl tasks.")
+        rules.at_least("max_steps", self.max_steps, 1, "An episode needs one action.")
+        rules.at_least("test_max_steps", self.test_max_steps, 1, "Leave it out for max_steps.")
+        rules.above("weight", self.weight, 0, "Remove the task to never draw it.")
+        rules.finish()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvConfig:
+    """Rollout workers and their browsers."""
+
+    num_workers: int = 1
+    """Rollout worker processes, each with a browser of its own."""
+    slots_per_worker: int = 16
+    """Episodes that one worker can run at one moment."""
+    viewport_width: int = 1280
+    """Page width in pixels; pages of the built-in set use their own size."""
+    viewport_height: int = 720
+    """Page height in pixels; pages of the built-in set use their own size."""
+    screenshot_format: Literal["png", "jpeg", "raw"] = "jpeg"
+    """What the policy sees and the pixel store holds: encoded bytes, or decoded `uint8`."""
+    jpeg_quality: int = 80
+    """Quality of `jpeg` screenshots, 1 to 100."""
+    reset: Literal["context", "page"] = "context"
+    """A clean browser context for each episode, or the same page again (stateless pages only)."""
+    history_window: int = 1
+    """Screenshots in one prompt: the newest and the ones before it."""
+    action_timeout_s: float = 10.0
+    """Deadline of one browser action, in seconds."""
+    episode_timeout_s: float = 120.0
+    """Deadline of one episode, in seconds; past it the episode is a fault, not a failure."""
+    recycle_after_episodes: int = 2000
+    """Episodes after which a browser process is replaced."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        rules = Rules()
+        rules.at_least("num_workers", self.num_workers, 1, "Someone must run the episodes.")
+        rules.at_least("slots_per_worker", self.slots_per_worker, 1, "Use 1 for one at a time.")
+        rules.within("viewport_width", self.viewport_width, 16, 8192, "Typical value: 1280.")
+        rules.within("viewport_height", self.viewport_height, 16, 8192, "Typical value: 720.")
+        rules.one_of("screenshot_format", self.screenshot_format, ("png", "jpeg", "raw"))
+        rules.within("jpeg_quality", self.jpeg_quality, 1, 100, "Typical value: 80.")
+        rules.one_of("reset", self.reset, ("context", "page"))
+        rules.at_least("history_window", self.history_window, 1, "The policy needs a screenshot.")
+        rules.above("action_timeout_s", self.action_timeout_s, 0, "Typical value: 10.")
+        rules.above("episode_timeout_s", self.episode_timeout_s, 0, "Typical value: 120.")
+        rules.at_least("recycle_after_episodes", self.recycle_after_episodes, 1, "Typical: 2000.")
+        rules.finish()
+
+    @property
+    def num_slots(self) -> int:
+        """Episodes that all workers together can run at one moment."""
+        return self.num_workers * self.slots_per_worker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyInitSection:
+    """How a tiny policy is made when `policy.path` is unset."""
+
+    num_demonstrations: int = 1024
+    """Synthetic pages of the warm-up."""
+    num_updates: int = 75
+    """Optimizer steps of the warm-up; 0 leaves random weights."""
+    batch_size: int = 32
+    """Synthetic pages of one update."""
+    lr: float = 1e-3
+    """Learning rate of the warm-up."""
+    seed: int | None = None
+    """Seed of weights and pages; the run's seed when unset."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        rules = Rules()
+        rules.at_least("num_demonstrations", self.num_demonstrations, 1, "Typical value: 1024.")
+        rules.at_least("num_updates", self.num_updates, 0, "Use 0 for random weights.")
+        rules.at_least("batch_size", self.batch_size, 1, "Typical value: 32.")
+        rules.above("lr", self.lr, 0, "Typical value: 1e-3.")
+        rules.at_least("seed", self.seed, 0, "Leave it out to use the run's seed.")
+        rules.finish()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyConfig:
+    """Where the policy comes from."""
+
+    path: str | None = None
+    """Local folder of a Hugging Face checkpoint; a tiny one is made from `init` when unset."""
+    init: PolicyInitSection = field(default_factory=PolicyInitSection)
+    """How the tiny policy is made; used only without `path`."""
+
+    def __post_init__(self) -> None:
+        """Check the path's form.
+
+        Raises:
+            ConfigError: the path is blank.
+        """
+        rules = Rules()
+        if self.path is not None:
+            rules.not_blank("path", self.path, "Leave it out to make a tiny policy.")
+        rules.finish()

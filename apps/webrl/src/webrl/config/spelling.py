@@ -1,0 +1,69 @@
+"""The right spelling of a mistyped key."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import typing
+from typing import Any
+
+from webrl.config.run import WebRLConfig
+from webrl.errors import Problem
+
+__all__ = ["all_keys", "suggestion", "unknown_key"]
+
+_CLOSE = 0.6
+"""Least similarity of a suggestion; below it a guess misleads more often than it helps."""
+
+
+def all_keys(section: type[Any] = WebRLConfig, prefix: str = "") -> list[str]:
+    """Return every dotted key below `section`; keys of listed tables read `tasks[].name`."""
+    keys: list[str] = []
+    hints = typing.get_type_hints(section)
+    for field in dataclasses.fields(section):
+        hint, name = hints[field.name], f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            keys += all_keys(hint, f"{name}.")
+        elif typing.get_origin(hint) is tuple:
+            keys += all_keys(typing.get_args(hint)[0], f"{name}[].")
+        else:
+            keys.append(name)
+    return keys
+
+
+def unknown_key(key: str) -> Problem:
+    """Return the problem of an unknown key, with the nearest right spelling."""
+    listed = re.sub(r"\[\d+\]", "[]", key)
+    return Problem(key=key, message=f"is not a key. {suggestion(listed, all_keys())}")
+
+
+def suggestion(key: str, known: list[str]) -> str:
+    """Return `Did you mean ...?`, or where all keys are listed.
+
+    A key whose last part exists in exactly that spelling elsewhere is taken to be misplaced;
+    else the most similar one of the same section wins, then of all.
+    """
+    leaf = _leaf(key)
+    misplaced = [name for name in known if _leaf(name) == leaf]
+    section = key[: len(key) - len(leaf)]
+    below = [name for name in known if name.startswith(section)]
+    close = (
+        difflib.get_close_matches(key, misplaced, n=1, cutoff=0.0)
+        or _nearest_leaf(leaf, below)
+        or _nearest_leaf(leaf, known)
+        or difflib.get_close_matches(key, known, n=1, cutoff=_CLOSE)
+    )
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return "All keys are listed in docs/configuration.md."
+
+
+def _leaf(key: str) -> str:
+    return key.rsplit(".", 1)[-1]
+
+
+def _nearest_leaf(leaf: str, known: list[str]) -> list[str]:
+    leaves = {_leaf(name): name for name in known}
+    found = difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=_CLOSE)
+    return [leaves[name] for name in found]
