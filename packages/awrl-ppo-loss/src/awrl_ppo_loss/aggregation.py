@@ -1,0 +1,194 @@
+"""From per-token losses to one number over a *global* denominator.
+
+Invariants:
+* a loss is always `sum over these tokens of weight * loss / denominator`, and the denominator
+  speaks of the whole batch: the sum of `count_denominator` over all micro-batches and ranks. The
+  losses of the parts then *add up* to the loss of the whole, and so do their gradients (a trainer
+  whose ranks average gradients multiplies by the number of ranks);
+* the denominator counts trainable tokens (or sequences that have one), whatever a filter drops;
+* sums are taken in float64; masked positions add exactly 0, whatever they hold;
+* no trainable token anywhere gives exactly 0.0 with zero gradients.
+
+Legend: `B` sequences, `T` tokens, `S` packed sequences.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from awrl_ppo_loss.arguments import (
+    require_choice,
+    require_integers,
+    require_mask,
+    require_number,
+    require_shape,
+)
+from awrl_ppo_loss.errors import ArgumentError, OptionError
+
+Aggregation = Literal["token_mean", "sequence_mean", "step_constant", "sequence_constant"]
+"""How per-token losses become one number; `count_denominator` says what each divides by."""
+
+_CONSTANT_AGGREGATIONS = ("step_constant", "sequence_constant")
+
+
+def require_aggregation(aggregation: str, constant: float | None) -> None:
+    """Refuse an unknown aggregation, and a constant that it does not use or lacks.
+
+    Raises:
+        OptionError: The aggregation is unknown, or `constant` is missing, superfluous or not > 0.
+    """
+    require_choice("aggregation", aggregation, get_args(Aggregation))
+    if aggregation in _CONSTANT_AGGREGATIONS:
+        require_number("constant", constant, above=0)
+    elif constant is not None:
+        raise OptionError(
+            f"constant must be None with aggregation {aggregation!r}, got {constant!r}. "
+            f"Only {' and '.join(_CONSTANT_AGGREGATIONS)} divide by it."
+        )
+
+
+def sequence_index(mask: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, int]:
+    """Give every token the index of its sequence, and the number of sequences.
+
+    Args:
+        mask: Bool `[B, T]` or packed `[T]`.
+        sequence_ids: Integers of the mask's shape, equal within a sequence; `None` takes the rows
+            of `[B, T]`.
+
+    Returns:
+        Int64 indices of the mask's shape in `[0, S)`, and `S`.
+
+    Raises:
+        ArgumentError: Packed tokens come without ids, or the shapes differ.
+        ArgumentTypeError: The ids are not integers.
+    """
+    if sequence_ids is None:
+        if mask.dim() == 1:
+            raise ArgumentError(
+                "sequence_ids must be given for packed tokens [T] when sequences matter, got None. "
+                "Pass integers that are equal within a sequence."
+            )
+        rows = torch.arange(mask.shape[0], device=mask.device)
+        return rows[:, None].expand_as(mask), mask.shape[0]
+    require_shape("sequence_ids", require_integers("sequence_ids", sequence_ids), mask)
+    unique, index = torch.unique(sequence_ids, return_inverse=True)
+    return index, unique.numel()
+
+
+def sequence_sums(values: Tensor, index: Tensor, num_sequences: int) -> Tensor:
+    """Sum per-token values within each sequence, `[S]`, differentiably."""
+    flat = torch.zeros(num_sequences, dtype=values.dtype, device=values.device)
+    return flat.index_add(0, index.reshape(-1), values.reshape(-1))
+
+
+def count_denominator(
+    mask: Tensor, *, aggregation: Aggregation = "token_mean", sequence_ids: Tensor | None = None
+) -> Tensor:
+    """Count what this micro-batch adds to the global denominator.
+
+    Sum it over micro-batches and ranks, and pass the sum as `denominator` to every loss call of
+    the batch. A sequence must lie within one micro-batch when sequences are counted.
+
+    Args:
+        mask: Bool `[B, T]` or packed `[T]`, true at trainable tokens.
+        aggregation: `token_mean` and `step_constant` count trainable tokens; `sequence_mean` and
+            `sequence_constant` count sequences with at least one.
+        sequence_ids: Integers of the mask's shape, for packed sequences.
+
+    Returns:
+        Float64 scalar on the mask's device.
+
+    Raises:
+        ArgumentError: Shapes differ, or packed sequences come without ids.
+        ArgumentTypeError: The mask is not bool or the ids are not integers.
+        OptionError: The aggregation is unknown.
+    """
+    require_mask(mask)
+    require_choice("aggregation", aggregation, get_args(Aggregation))
+    if aggregation in ("token_mean", "step_constant"):
+        return mask.sum().double()
+    index, num_sequences = sequence_index(mask, sequence_ids)
+    return (sequence_sums(mask.long(), index, num_sequences) > 0).sum().double()
+
+
+def resolve_denominator(
+    mask: Tensor,
+    aggregation: Aggregation,
+    denominator: float | Tensor | None,
+    sequence_ids: Tensor | None,
+) -> Tensor:
+    """Return the denominator as float64 scalar: the one passed in, else this call's own count.
+
+    Raises:
+        ArgumentError: It is not one finite number >= 0.
+    """
+    if denominator is None:
+        return count_denominator(mask, aggregation=aggregation, sequence_ids=sequence_ids)
+    if isinstance(denominator, Tensor):
+        value = denominator.detach()
+        if value.numel() != 1:
+            raise ArgumentError(
+                f"denominator must be one number, got shape {list(value.shape)}. Sum it first."
+            )
+        value = value.reshape(()).to(device=mask.device, dtype=torch.float64)
+        known = value.item() if value.device.type == "cpu" else 0.0
+    else:
+        known = float(denominator)
+        value = torch.tensor(known, dtype=torch.float64, device=mask.device)
+    if not math.isfinite(known) or known < 0:
+        raise ArgumentError(
+            f"denominator must be finite and >= 0, got {known}. Pass the global count of "
+            "trainable tokens or sequences."
+        )
+    return value
+
+
+def aggregate(
+    per_token: Tensor,
+    mask: Tensor,
+    *,
+    aggregation: Aggregation = "token_mean",
+    denominator: float | Tensor | None = None,
+    sequence_ids: Tensor | None = None,
+    constant: float | None = None,
+) -> Tensor:
+    """Sum per-token losses over a global denominator `N`.
+
+    * `token_mean`: `sum L / N`, `N` trainable tokens;
+    * `sequence_mean`: `sum over sequences of their token mean / N`, `N` sequences;
+    * `step_constant`: `sum L / (k N)`, `N` trainable tokens: every step of an episode weighs `1/k`
+      in place of one over the episode's length (AsyncWebRL, arXiv 2606.05597);
+    * `sequence_constant`: `sum L / (k N)`, `N` sequences (Liu et al. 2025, arXiv 2503.20783).
+
+    Args:
+        per_token: Floating `[B, T]` or packed `[T]`; masked positions may hold anything.
+        mask: Bool of the same shape, true at trainable tokens.
+        aggregation: One of the above.
+        denominator: Global `N`; `None` counts this call's own.
+        sequence_ids: Integers of the mask's shape, for packed sequences.
+        constant: `k` > 0 for the two constant aggregations, else `None`.
+
+    Returns:
+        Float64 scalar.
+
+    Raises:
+        ArgumentError: Shapes differ, packed sequences come without ids, or `denominator` < 0.
+        ArgumentTypeError: A dtype is wrong.
+        OptionError: The aggregation is unknown or `constant` does not fit it.
+    """
+    require_aggregation(aggregation, constant)
+    require_shape("per_token", per_token, require_mask(mask))
+    total = resolve_denominator(mask, aggregation, denominator, sequence_ids)
+    kept = torch.where(mask, per_token, 0.0)
+    if aggregation == "sequence_mean":
+        index, num_sequences = sequence_index(mask, sequence_ids)
+        lengths = sequence_sums(mask.to(kept.dtype), index, num_sequences).clamp_(min=1)
+        kept = kept / lengths[index]
+    return kept.sum(dtype=torch.float64) / safe_divisor(total, constant)
+
+
+def safe_divisor(denominator: Tensor, constant: float | None = None) -> Tensor:
+    """Return `denominator * constant`, and 1 in place of a denominator of 0."""
+    return torch.where(denominator > 0, denominator, 1.0) * (constant or 1.0)
