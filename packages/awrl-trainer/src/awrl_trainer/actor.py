@@ -1,0 +1,155 @@
+"""The policy on one data-parallel rank.
+
+Invariants:
+
+* Every method that says so is called on all ranks, with the same arguments, in the same order.
+* `version` rises by one for each update that changed the policy, and never otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from awrl_trainer.config import ActorConfig
+from awrl_trainer.errors import BatchError
+from awrl_trainer.metrics import UpdateMetrics
+from awrl_trainer.optimizer import SteppedOptimizer
+from awrl_trainer.policy_module import PolicyModule
+from awrl_trainer.rows import Collate, TrainRow
+from awrl_trainer.sharding import data_parallel_mesh, freeze_modules, shard_module
+from awrl_trainer.update import UpdateRunner
+
+__all__ = ["FSDPActor"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class FSDPActor:
+    """Trains a causal or image-text policy, sharded over the ranks of a mesh.
+
+    Every rank builds one. A process without a process group becomes a world of one.
+
+    Args:
+        model: The policy, equal on every rank: a transformers model, or a module with `backbone`
+            and `head` methods. It is sharded in place and belongs to the actor afterwards.
+        config: Optimizer, loss and batching.
+        collate: Turns rows into a batch; called once per micro-batch.
+        mesh: One-dimensional mesh of the ranks; None takes all ranks of the default group.
+        device: Where to compute; None takes the CPU.
+        reference: Frozen policy of the KL term; None copies the model when the coefficient is > 0.
+        version: Version of the weights that the model holds.
+        clock: Seconds, for metrics.
+
+    Raises:
+        ValueError: A prefix of `frozen_modules` that no parameter has.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ActorConfig,
+        *,
+        collate: Collate,
+        mesh: DeviceMesh | None = None,
+        device: torch.device | str | None = None,
+        reference: nn.Module | None = None,
+        version: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.config = config
+        self.device = torch.device(device or "cpu")
+        self.mesh = mesh if mesh is not None else data_parallel_mesh(self.device.type)
+        self._version = version
+        if config.loss.kl_coefficient and reference is None:
+            reference = copy.deepcopy(model)
+        freeze_modules(model, config.frozen_modules)
+        self.policy = self._shard(model)
+        self.reference = None
+        if config.loss.kl_coefficient and reference is not None:
+            self.reference = self._shard(reference.requires_grad_(False))
+        self.optimizer = SteppedOptimizer(self.policy, config.optimizer, self.mesh.get_group())
+        self._runner = UpdateRunner(
+            policy=self.policy,
+            reference=self.reference,
+            optimizer=self.optimizer,
+            collate=collate,
+            config=config,
+            device=self.device,
+            group=self.mesh.get_group(),
+            clock=clock,
+        )
+
+    @property
+    def version(self) -> int:
+        """Version of the weights: updates that changed them."""
+        return self._version
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process in the mesh."""
+        return dist.get_rank(self.mesh.get_group())
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks in the mesh."""
+        return dist.get_world_size(self.mesh.get_group())
+
+    def update(self, rows: Sequence[TrainRow]) -> UpdateMetrics:
+        """Update the policy on rows; the version rises unless every step was skipped.
+
+        Called on all ranks with the same rows: each takes its share.
+
+        Args:
+            rows: At least one row.
+
+        Returns:
+            Metrics, equal on every rank.
+
+        Raises:
+            BatchError: No rows, or `collate` answered with other tokens than the rows hold.
+            RanksDisagreeError: Ranks were given different rows, or `collate` failed on another.
+        """
+        if not rows:
+            raise BatchError("rows must not be empty, got none. Skip the update instead.")
+        metrics, is_changed = self._runner.run(rows, self._version)
+        self._version += is_changed
+        metrics["policy/version"] = float(self._version)
+        return metrics
+
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[np.ndarray]:
+        """Return the policy's log-probs of every row's trainable tokens.
+
+        Called on all ranks with the same rows; every rank computes and returns all of them.
+
+        Args:
+            rows: Any rows.
+
+        Returns:
+            For each row float32 `[N]`.
+        """
+        return self._runner.logprobs(rows)
+
+    def _shard(self, model: nn.Module) -> PolicyModule:
+        loss = self.config.loss
+        policy = PolicyModule(
+            model.to(self.device),
+            temperature=loss.temperature,
+            masked_token_ids=loss.masked_token_ids,
+            num_head_tokens=self.config.num_head_tokens,
+        )
+        shard_module(
+            policy,
+            self.mesh,
+            compute_dtype=_DTYPES[self.config.compute_dtype],
+            is_activation_checkpointed=self.config.is_activation_checkpointed,
+        )
+        # Dropout would make the proximal policy differ from the current one at the start.
+        return policy.eval()

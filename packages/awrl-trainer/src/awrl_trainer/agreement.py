@@ -1,0 +1,83 @@
+"""What all ranks must agree on before a collective that would hang otherwise.
+
+Invariant: an error that one rank meets alone is raised on every rank, at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from awrl_trainer.errors import RanksDisagreeError
+
+__all__ = ["require_same_everywhere", "run_or_fail_together"]
+
+T = TypeVar("T")
+
+
+def require_same_everywhere(digest: bytes, group: dist.ProcessGroup) -> None:
+    """Check that all ranks hold the same digest.
+
+    Args:
+        digest: Bytes of equal length on every rank.
+        group: The ranks.
+
+    Raises:
+        RanksDisagreeError: On every rank, when one differs.
+    """
+    if dist.get_world_size(group) == 1:
+        return
+    mine = torch.tensor(list(digest), dtype=torch.int64, device=_device(group))
+    low, high = mine.clone(), mine.clone()
+    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
+    if not torch.equal(low, high):
+        raise RanksDisagreeError(
+            "rows must be the same on every rank, got different ones. Pass the whole batch and the"
+            " same version to every rank; each takes its own share."
+        )
+
+
+def run_or_fail_together(action: Callable[[], T], group: dist.ProcessGroup) -> T:
+    """Run something that has no collective in it, and raise on every rank if it failed on one.
+
+    This is the package's one boundary that catches everything: whatever a caller's function raises
+    on one rank must not leave the others waiting in the next collective.
+
+    Args:
+        action: Runs on every rank.
+        group: The ranks.
+
+    Returns:
+        What the action returned.
+
+    Raises:
+        RanksDisagreeError: On the ranks where the action succeeded, when it failed elsewhere.
+    """
+    if dist.get_world_size(group) == 1:
+        return action()
+    failure: Exception | None = None
+    result: T | None = None
+    try:
+        result = action()
+    except Exception as error:  # noqa: BLE001 - re-raised below, after the other ranks know
+        failure = error
+    flag = torch.tensor(float(failure is not None), device=_device(group))
+    dist.all_reduce(flag, group=group)
+    if failure is not None:
+        raise failure
+    if float(flag):
+        raise RanksDisagreeError(
+            f"collate must succeed on every rank, got {int(flag)} ranks where it failed. See the"
+            " error of that rank; nothing was updated by this step."
+        )
+    return result  # type: ignore[return-value]
+
+
+def _device(group: dist.ProcessGroup) -> torch.device:
+    if "gloo" in dist.get_backend(group):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,199 @@
+"""Configuration of the actor: one frozen object for each concept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["ActorConfig", "LossConfig", "OptimizerConfig"]
+
+
+def _require(is_met: bool, name: str, rule: str, value: object, advice: str) -> None:
+    if not is_met:
+        raise ValueError(f"{name} must be {rule}, got {value!r}. {advice}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """Optimizer, learning rate schedule and gradient clipping."""
+
+    kind: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or plain SGD without momentum (for tests of exactness)."""
+
+    lr: float
+    """Peak learning rate."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of AdamW's running averages."""
+
+    eps: float = 1e-8
+    """AdamW's denominator term."""
+
+    weight_decay: float = 0.0
+    """Decoupled weight decay; never applied to parameters of fewer than two dimensions."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the decay after the warm-up, from `lr` to `lr * min_lr_ratio`."""
+
+    num_warmup_steps: int = 0
+    """Optimizer steps of linear warm-up."""
+
+    num_total_steps: int | None = None
+    """Optimizer steps until the end of the decay; needed unless the schedule is constant."""
+
+    min_lr_ratio: float = 0.0
+    """Learning rate at the end of the decay, as a share of `lr`."""
+
+    max_grad_norm: float | None = 1.0
+    """Global gradient norm above which gradients are scaled down; None leaves them."""
+
+    def __post_init__(self) -> None:
+        _require(self.kind in ("adamw", "sgd"), "kind", "'adamw' or 'sgd'", self.kind, "Pick one.")
+        _require(
+            math.isfinite(self.lr) and self.lr >= 0, "lr", "finite and >= 0", self.lr, "Try 1e-6."
+        )
+        _require(
+            all(0 <= beta < 1 for beta in self.betas), "betas", "in [0, 1)", self.betas, "Try 0.9."
+        )
+        _require(self.eps > 0, "eps", "> 0", self.eps, "Try 1e-8.")
+        _require(self.weight_decay >= 0, "weight_decay", ">= 0", self.weight_decay, "Use 0.")
+        _require(
+            self.schedule in ("constant", "linear", "cosine"),
+            "schedule",
+            "'constant', 'linear' or 'cosine'",
+            self.schedule,
+            "Pick one.",
+        )
+        _require(
+            self.num_warmup_steps >= 0, "num_warmup_steps", ">= 0", self.num_warmup_steps, "Use 0."
+        )
+        _require(
+            self.schedule == "constant" or (self.num_total_steps or 0) > self.num_warmup_steps,
+            "num_total_steps",
+            "above num_warmup_steps for a decaying schedule",
+            self.num_total_steps,
+            "Say how many optimizer steps the run has.",
+        )
+        _require(
+            0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "in [0, 1]", self.min_lr_ratio, "Use 0.1."
+        )
+        _require(
+            self.max_grad_norm is None or self.max_grad_norm > 0,
+            "max_grad_norm",
+            "> 0 or None",
+            self.max_grad_norm,
+            "None switches clipping off.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossConfig:
+    """Policy loss and its regularisers."""
+
+    use_decoupled_loss: bool = True
+    """Weigh by proximal / behavior and clip current / proximal; False clips current / behavior."""
+
+    proximal_method: Literal["recompute", "loglinear", "metrics"] = "recompute"
+    """How the proximal log-probs come about: a forward pass at the start of the update, an
+    interpolation without one, or the first with the error of the second reported."""
+
+    clip_low: float = 0.2
+    """Lower clip range of the update ratio."""
+
+    clip_high: float = 0.2
+    """Upper clip range of the update ratio."""
+
+    dual_clip: float | None = None
+    """Bound of the loss at negative advantages; None leaves it out."""
+
+    behav_imp_weight_cap: float | None = None
+    """Cap of proximal / behavior; None leaves it out."""
+
+    behav_imp_weight_action: Literal["mask", "clamp"] = "mask"
+    """What the cap does with a token above it."""
+
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """Mean over the trainable tokens of a mini-batch, or over its rows' means."""
+
+    entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus, averaged like the loss."""
+
+    kl_coefficient: float = 0.0
+    """Weight of the k3 KL divergence from the frozen reference; 0 needs no reference."""
+
+    temperature: float = 1.0
+    """Sampling temperature of the behavior policy, applied to the trainer's logits alike."""
+
+    masked_token_ids: tuple[int, ...] = ()
+    """Ids that the sampler never draws, masked out of the trainer's log-softmax alike."""
+
+    def __post_init__(self) -> None:
+        methods = ("recompute", "loglinear", "metrics")
+        _require(
+            self.proximal_method in methods,
+            "proximal_method",
+            f"one of {methods}",
+            self.proximal_method,
+            "Use 'recompute'.",
+        )
+        for name in ("entropy_coefficient", "kl_coefficient"):
+            value: float = getattr(self, name)
+            _require(value >= 0 and math.isfinite(value), name, ">= 0", value, "0 switches it off.")
+        _require(
+            self.temperature > 0,
+            "temperature",
+            "> 0",
+            self.temperature,
+            "Greedy text has no ratio.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActorConfig:
+    """Everything that `FSDPActor` needs beside a model."""
+
+    optimizer: OptimizerConfig
+    """Optimizer and schedule."""
+
+    loss: LossConfig = field(default_factory=LossConfig)
+    """Policy loss."""
+
+    token_budget: int = 16384
+    """Largest cost of one micro-batch, in tokens that the model computes."""
+
+    is_packed: bool = False
+    """Whether `collate` lays rows end to end; only changes how the budget is counted."""
+
+    num_mini_batches: int = 1
+    """Optimizer steps of one pass over the rows."""
+
+    num_epochs: int = 1
+    """Passes over the rows in one update."""
+
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
+
+    is_activation_checkpointed: bool = False
+    """Recompute each block's activations in the backward pass instead of keeping them."""
+
+    frozen_modules: tuple[str, ...] = ()
+    """Name prefixes of modules whose parameters stay as they are, such as the vision tower."""
+
+    num_head_tokens: int = 4096
+    """Trainable tokens whose logits are alive at once; more are recomputed in chunks."""
+
+    seed: int = 0
+    """Seed of the order of rows in mini-batches."""
+
+    def __post_init__(self) -> None:
+        for name in ("token_budget", "num_mini_batches", "num_epochs", "num_head_tokens"):
+            value: int = getattr(self, name)
+            _require(value >= 1, name, ">= 1", value, "Give a positive number.")
+        _require(
+            self.compute_dtype in ("float32", "bfloat16"),
+            "compute_dtype",
+            "'float32' or 'bfloat16'",
+            self.compute_dtype,
+            "Use bfloat16 on a GPU.",
+        )

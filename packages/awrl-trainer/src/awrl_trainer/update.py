@@ -1,0 +1,325 @@
+"""One update: proximal log-probs, mini-batches by epochs, optimizer steps, metrics.
+
+Invariants:
+
+* The proximal policy is the policy at the start of the update. Log-probs of the first mini-batch
+  need no forward pass of their own: nothing has changed when its turn comes.
+* Rows stay on their rank in every epoch, so proximal log-probs never travel.
+* Every rank runs the same sequence of collectives whatever its rows hold: micro-batch counts and
+  kinds are planned, and a failure before a collective is agreed by all ranks first.
+
+Called by `FSDPActor.update`, on every rank with the same rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from awrl_ppo_loss import proximal_logprobs
+from torch import Tensor
+
+from awrl_trainer.agreement import require_same_everywhere, run_or_fail_together
+from awrl_trainer.config import ActorConfig
+from awrl_trainer.metrics import (
+    UpdateMetrics,
+    merge_over_ranks,
+    off_policyness_metrics,
+    sum_over_ranks,
+)
+from awrl_trainer.micro_batches import MicroBatch, RowSize, plan_micro_batches
+from awrl_trainer.micro_step import MicroTensors, prepare_micro_batch
+from awrl_trainer.optimizer import StepResult, SteppedOptimizer
+from awrl_trainer.policy_loss import micro_batch_loss
+from awrl_trainer.policy_module import PolicyModule
+from awrl_trainer.rows import Collate, TrainRow
+
+__all__ = ["UpdateRunner"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _MiniBatch:
+    """This rank's share of one optimizer step."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    denominator: float
+
+
+@dataclass(kw_only=True, slots=True)
+class _Tally:
+    """What an update collects on its way."""
+
+    parts: list[Mapping[str, Tensor | float]] = field(
+        default_factory=list[Mapping[str, "Tensor | float"]]
+    )
+    losses: list[Tensor] = field(default_factory=list[Tensor])
+    steps: list[StepResult] = field(default_factory=list[StepResult])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class UpdateRunner:
+    """Runs updates of one rank; holds no state between them.
+
+    Args:
+        policy: The sharded policy.
+        reference: The frozen reference, sharded alike; None without a KL term.
+        optimizer: Steps over the policy's parameters.
+        collate: Turns rows into a batch.
+        config: Mini-batches, epochs, loss.
+        device: Where to compute.
+        group: Data-parallel ranks.
+        clock: Seconds, for the metrics.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: PolicyModule,
+        reference: PolicyModule | None,
+        optimizer: SteppedOptimizer,
+        collate: Collate,
+        config: ActorConfig,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._policy = policy
+        self._reference = reference
+        self._optimizer = optimizer
+        self._collate = collate
+        self._config = config
+        self._device = device
+        self._group = group
+        self._clock = clock
+
+    def run(self, rows: Sequence[TrainRow], version: int) -> tuple[UpdateMetrics, bool]:
+        """Update the policy on rows.
+
+        Args:
+            rows: All rows, the same on every rank.
+            version: Version at the start.
+
+        Returns:
+            Metrics, equal on every rank, and whether any optimizer step was taken.
+        """
+        started = self._clock()
+        require_same_everywhere(rows_digest(rows, version), self._group)
+        self._optimizer.zero_grad()
+        tally = _Tally()
+        mini_batches = self._plan(rows, version)
+        proximal: dict[int, list[Tensor]] = {}
+        if self._needs_proximal_pass():
+            with self._timed(tally, "proximal"):
+                for index, mini_batch in enumerate(mini_batches[1:], start=1):
+                    proximal[index] = self._proximal_pass(rows, mini_batch, tally)
+        for epoch in range(self._config.num_epochs):
+            order = self._epoch_order(len(mini_batches), version, epoch)
+            for index in order:
+                current = self._mini_step(
+                    rows, mini_batches[index], proximal.get(index), version, tally
+                )
+                proximal.setdefault(index, current)
+        metrics = self._metrics(rows, version, tally)
+        metrics["time/update_s"] = self._clock() - started
+        return metrics, any(not step.is_skipped for step in tally.steps)
+
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[np.ndarray]:
+        """Return the current log-probs of every row's trainable tokens, in the rows' order.
+
+        Every rank computes all rows; meant for parity checks.
+        """
+        plan = plan_micro_batches(
+            [_row_size(row) for row in rows],
+            num_ranks=1,
+            token_budget=self._config.token_budget,
+            is_packed=self._config.is_packed,
+        )[0]
+        results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(rows)
+        for micro_batch in plan:
+            micro = self._prepare(rows, micro_batch, _Tally())
+            with torch.no_grad():
+                values = self._policy(micro.kwargs, micro.token_positions, micro.labels).logprobs
+            counts = [rows[index].num_trainable_tokens for index in micro_batch.row_indices]
+            for index, part in zip(micro_batch.row_indices, values.split(counts), strict=True):
+                results[index] = part.cpu().numpy()
+        return results
+
+    def _plan(self, rows: Sequence[TrainRow], version: int) -> list[_MiniBatch]:
+        rng = np.random.default_rng((self._config.seed, version))
+        shuffled = rng.permutation(len(rows))
+        rank = dist.get_rank(self._group)
+        mini_batches: list[_MiniBatch] = []
+        for chosen in np.array_split(shuffled, self._config.num_mini_batches):
+            indices: list[int] = sorted(chosen.tolist())
+            if not indices:
+                continue
+            plan = plan_micro_batches(
+                [_row_size(rows[index]) for index in indices],
+                num_ranks=dist.get_world_size(self._group),
+                token_budget=self._config.token_budget,
+                is_packed=self._config.is_packed,
+            )[rank]
+            mini_batches.append(
+                _MiniBatch(
+                    micro_batches=tuple(_with_rows(part, indices) for part in plan),
+                    denominator=self._denominator([rows[index] for index in indices]),
+                )
+            )
+        return mini_batches
+
+    def _denominator(self, rows: Sequence[TrainRow]) -> float:
+        counts = [row.num_trainable_tokens for row in rows]
+        if self._config.loss.aggregation == "sequence_mean":
+            return float(max(1, sum(count > 0 for count in counts)))
+        return float(max(1, sum(counts)))
+
+    def _epoch_order(self, count: int, version: int, epoch: int) -> list[int]:
+        """Return the order of mini-batches; the first epoch starts with the one not pre-computed."""
+        if epoch == 0:
+            return list(range(count))
+        rng = np.random.default_rng((self._config.seed, version, epoch))
+        return rng.permutation(count).tolist()
+
+    def _needs_proximal_pass(self) -> bool:
+        loss = self._config.loss
+        return loss.use_decoupled_loss and loss.proximal_method != "loglinear"
+
+    def _proximal_pass(
+        self, rows: Sequence[TrainRow], mini_batch: _MiniBatch, tally: _Tally
+    ) -> list[Tensor]:
+        values: list[Tensor] = []
+        for micro_batch in mini_batch.micro_batches:
+            micro = self._prepare(rows, micro_batch, tally)
+            with torch.no_grad():
+                values.append(
+                    self._policy(micro.kwargs, micro.token_positions, micro.labels).logprobs
+                )
+        return values
+
+    def _mini_step(
+        self,
+        rows: Sequence[TrainRow],
+        mini_batch: _MiniBatch,
+        proximal: list[Tensor] | None,
+        version: int,
+        tally: _Tally,
+    ) -> list[Tensor]:
+        """Accumulate gradients over micro-batches and step; return log-probs before the step."""
+        before: list[Tensor] = []
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        for index, micro_batch in enumerate(mini_batch.micro_batches):
+            micro = self._prepare(rows, micro_batch, tally)
+            share, logprobs = self._micro_step(
+                micro,
+                None if proximal is None else proximal[index],
+                mini_batch.denominator,
+                version,
+                tally,
+            )
+            loss += share.double()
+            before.append(logprobs)
+        with self._timed(tally, "optimizer"):
+            tally.steps.append(self._optimizer.step())
+        tally.losses.append(loss)
+        return before
+
+    def _micro_step(
+        self,
+        micro: MicroTensors,
+        snapshot: Tensor | None,
+        denominator: float,
+        version: int,
+        tally: _Tally,
+    ) -> tuple[Tensor, Tensor]:
+        reference = None
+        if self._reference is not None:
+            with self._timed(tally, "reference"), torch.no_grad():
+                reference = self._reference(
+                    micro.kwargs, micro.token_positions, micro.labels
+                ).logprobs
+        with self._timed(tally, "forward"):
+            current = self._policy(micro.kwargs, micro.token_positions, micro.labels)
+            detached = current.logprobs.detach()
+            proximal = proximal_logprobs(
+                self._config.loss.proximal_method,
+                current_logprobs=detached,
+                behavior_logprobs=micro.behavior_logprobs,
+                mask=micro.mask,
+                recomputed_logprobs=detached if snapshot is None else snapshot,
+                behavior_versions=micro.versions,
+                proximal_version=version,
+            )
+            result = micro_batch_loss(
+                current,
+                micro,
+                proximal_logprobs=proximal.logprobs,
+                reference_logprobs=reference,
+                denominator=denominator,
+                config=self._config.loss,
+            )
+        with self._timed(tally, "backward"):
+            result.loss.backward()
+        tally.parts.append({**result.metrics, **proximal.metrics})
+        return result.loss.detach(), detached
+
+    def _prepare(
+        self, rows: Sequence[TrainRow], micro_batch: MicroBatch, tally: _Tally
+    ) -> MicroTensors:
+        with self._timed(tally, "collate"):
+            return run_or_fail_together(
+                lambda: prepare_micro_batch(
+                    rows,
+                    micro_batch.row_indices,
+                    is_dummy=micro_batch.is_dummy,
+                    collate=self._collate,
+                    device=self._device,
+                ),
+                self._group,
+            )
+
+    def _metrics(self, rows: Sequence[TrainRow], version: int, tally: _Tally) -> UpdateMetrics:
+        metrics = merge_over_ranks(tally.parts, self._group, self._device)
+        loss = float(torch.stack(tally.losses).mean())
+        metrics["loss/value"] = sum_over_ranks(loss, self._group, self._device)
+        taken = [step for step in tally.steps if not step.is_skipped]
+        metrics["optimizer/grad_norm"] = float(np.mean([step.grad_norm for step in tally.steps]))
+        metrics["optimizer/lr"] = tally.steps[-1].lr
+        metrics["optimizer/num_steps"] = float(len(taken))
+        metrics["optimizer/num_skipped_steps"] = float(len(tally.steps) - len(taken))
+        metrics["batch/num_rows"] = float(len(rows))
+        metrics["batch/num_tokens"] = float(sum(row.cost_tokens for row in rows))
+        metrics["batch/num_trainable_tokens"] = float(sum(r.num_trainable_tokens for r in rows))
+        metrics |= {f"time/{name}_s": value for name, value in tally.seconds.items()}
+        return metrics | off_policyness_metrics(rows, version)
+
+    @contextmanager
+    def _timed(self, tally: _Tally, name: str) -> Iterator[None]:
+        started = self._clock()
+        yield
+        tally.seconds[name] = tally.seconds.get(name, 0.0) + self._clock() - started
+
+
+def rows_digest(rows: Sequence[TrainRow], version: int) -> bytes:
+    """Return 16 bytes that tell whether two ranks were given the same work."""
+    digest = hashlib.blake2b(str(version).encode(), digest_size=16)
+    for row in rows:
+        digest.update(np.ascontiguousarray(row.input_ids).tobytes())
+        digest.update(np.ascontiguousarray(row.loss_mask).tobytes())
+        digest.update(str(row.image_keys).encode())
+    return digest.digest()
+
+
+def _row_size(row: TrainRow) -> RowSize:
+    return RowSize(num_tokens=row.cost_tokens, has_images=row.has_images)
+
+
+def _with_rows(part: MicroBatch, indices: Sequence[int]) -> MicroBatch:
+    return MicroBatch(
+        row_indices=tuple(indices[i] for i in part.row_indices), is_dummy=part.is_dummy
+    )
