@@ -1,0 +1,144 @@
+"""The grammar: total parser, canonical formatter, grid."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from webrl.actions import (
+    ACTION_NAMES,
+    Action,
+    Answer,
+    DoubleClick,
+    Drag,
+    GoBack,
+    Hover,
+    InvalidAction,
+    LeftClick,
+    Navigate,
+    Press,
+    Scroll,
+    TypeText,
+    Wait,
+    format_action,
+    parse_action,
+    to_grid,
+    to_pixels,
+)
+
+_COORDINATE = st.integers(0, 1000)
+_DISTANCE = st.integers(-1000, 1000)
+_TEXT = st.text(
+    st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60
+)  # surrogates are not text
+_ACTIONS: st.SearchStrategy[Action] = st.one_of(
+    st.builds(LeftClick, _COORDINATE, _COORDINATE),
+    st.builds(DoubleClick, _COORDINATE, _COORDINATE),
+    st.builds(Hover, _COORDINATE, _COORDINATE),
+    st.builds(Drag, _COORDINATE, _COORDINATE, _COORDINATE, _COORDINATE),
+    st.builds(Scroll, _COORDINATE, _COORDINATE, _DISTANCE, _DISTANCE),
+    st.builds(TypeText, _TEXT),
+    st.builds(
+        Press, st.sampled_from(["Enter", "Control+a", "ArrowDown", "Control+Shift+Tab", "/"])
+    ),
+    st.just(Wait()),
+    st.just(GoBack()),
+    st.builds(Navigate, _TEXT),
+    st.builds(Answer, st.text(st.characters(exclude_categories=["Cs"]), max_size=60)),
+)
+
+
+@given(_ACTIONS)
+def test_every_action_survives_format_and_parse(action: Action) -> None:
+    assert parse_action(format_action(action)) == action
+
+
+@given(_ACTIONS)
+def test_every_action_survives_msgspec(action: Action) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(action), type=Action) == action
+
+
+@given(st.text())
+def test_parser_is_total_over_any_text(text: str) -> None:
+    result = parse_action(text)
+    if isinstance(result, InvalidAction):
+        assert result.reason
+    else:
+        assert parse_action(format_action(result)) == result
+
+
+@given(
+    st.sampled_from(ACTION_NAMES),
+    st.lists(
+        st.sampled_from(['"', "\\", "a", "1", "0", "-", ",", " ", "(", ")", "\n"]), max_size=12
+    ),
+)
+def test_parser_is_total_near_the_grammar(name: str, pieces: list[str]) -> None:
+    result = parse_action(f"{name}({''.join(pieces)})")
+    assert isinstance(result, InvalidAction) or parse_action(format_action(result)) == result
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("left_click(500, 250)", LeftClick(500, 250)),
+        ("left_click(031,062)", LeftClick(31, 62)),
+        ("  left_click ( 0 , 1000 ) \n", LeftClick(0, 1000)),
+        ("I see a button.\nAction: left_click(1, 2)", LeftClick(1, 2)),
+        ("Action: wait()\nAction: go_back()", GoBack()),
+        (r'type("say \"hi\"\n")', TypeText('say "hi"\n')),
+        ('answer("")', Answer("")),
+        ("scroll(500, 500, 0, -300)", Scroll(500, 500, 0, -300)),
+    ],
+)
+def test_accepted_forms(text: str, action: Action) -> None:
+    assert parse_action(text) == action
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "one action"),
+        ("left_click(500, 250) left_click(1, 2)", "whole numbers or quoted"),
+        ("left_click(500, 250) done", "one action"),
+        ("left_click(500)", "takes 2 whole numbers, got 1"),
+        ("left_click(500, 1001)", "0 to 1000, got 1001"),
+        ("left_click(-1, 0)", "0 to 1000, got -1"),
+        ("left_click(5.5, 1)", "whole numbers"),
+        ('left_click("1", "2")', "2 whole numbers"),
+        ("left_click(1, 2,)", "whole numbers or quoted"),
+        ("right_click(1, 2)", "must be one of left_click"),
+        ("wait(1)", "takes no arguments"),
+        ('type("")', "must not be empty"),
+        ("type('a')", "quoted strings"),
+        (r'type("\ud800")', "JSON string"),
+        ('press("Control+")', "key must be"),
+        ("scroll(1, 2, 3, 1001)", "distances of scroll"),
+        ("left_click(٣, ٤)", "whole numbers"),
+    ],
+)
+def test_rejected_forms_say_why(text: str, reason: str) -> None:
+    result = parse_action(text)
+    assert isinstance(result, InvalidAction)
+    assert reason in result.reason
+
+
+def test_a_long_reply_is_kept_short() -> None:
+    result = parse_action("x" * 100_000)
+    assert isinstance(result, InvalidAction)
+    assert len(result.text) == 200
+
+
+@given(st.integers(0, 159), st.integers(0, 223))
+def test_pixel_centres_survive_the_grid(column: int, row: int) -> None:
+    x, y = to_grid(column + 0.5, row + 0.5, width=160, height=224)
+    back_x, back_y = to_pixels(x, y, width=160, height=224)
+    assert (int(back_x), int(back_y)) == (column, row)
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000), st.integers(1, 4000), st.integers(1, 4000))
+def test_every_grid_point_is_inside_the_viewport(x: int, y: int, width: int, height: int) -> None:
+    px, py = to_pixels(x, y, width=width, height=height)
+    assert 0 <= px < width
+    assert 0 <= py < height
