@@ -1,0 +1,204 @@
+"""Writes the tiny policy as a normal checkpoint directory, and loads any policy.
+
+Invariants:
+
+* `init_policy` leaves a directory that `AutoModelForImageTextToText`, `AutoTokenizer`,
+  `AutoProcessor` and a Qwen3-VL server load without knowing where it came from;
+* the same config gives the same weights, bit for bit, on one machine with one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from webrl.policy import tokenizer as vocabulary
+from webrl.policy.config import InitPolicyConfig
+from webrl.policy.errors import CheckpointError
+from webrl.policy.processor import PolicyProcessor
+from webrl.policy.prompt import TINY_CHAT_TEMPLATE
+from webrl.policy.warmup.training import WarmupReport, warm_up
+
+logger = logging.getLogger(__name__)
+
+_VOCAB_MULTIPLE = 64
+"""Embedding rows come in this multiple, as servers pad them; there is at least one unused row."""
+
+_POSITION_SCALE = 5.0
+"""Vision position embeddings are drawn this much wider, so that patches differ from the start."""
+
+
+def load_policy(
+    path: str | Path, dtype: torch.dtype = torch.float32
+) -> Qwen3VLForConditionalGeneration:
+    """Load a policy's weights.
+
+    Args:
+        path: A checkpoint directory.
+        dtype: Of the weights.
+
+    Returns:
+        The model, in evaluation mode, on the CPU.
+
+    Raises:
+        CheckpointError: If `path` is not a checkpoint directory.
+    """
+    if not (Path(path) / "config.json").is_file():
+        msg = f"path must be a checkpoint directory with a config.json, got {str(path)!r}."
+        raise CheckpointError(msg)
+    model = AutoModelForImageTextToText.from_pretrained(
+        path, dtype=dtype, attn_implementation="sdpa"
+    )
+    return model.eval()
+
+
+def init_policy(out_dir: str | Path, config: InitPolicyConfig | None = None) -> WarmupReport:
+    """Write the tiny policy: random weights, warmed up on synthetic pages.
+
+    Args:
+        out_dir: Directory to fill; made when missing. Files of the same names are replaced.
+        config: Sizes, seed and warm-up; the laptop's by default.
+
+    Returns:
+        What the warm-up did.
+    """
+    config = config or InitPolicyConfig()
+    out = Path(out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = vocabulary.build_tokenizer(config.grid)
+    tokenizer.chat_template = TINY_CHAT_TEMPLATE
+    tokenizer.save_pretrained(out)
+    _save_image_processor(out, config)
+    model_config = build_model_config(config, tokenizer)
+    model_config.save_pretrained(out)
+    generation = _generation(config, tokenizer, model_config.text_config.vocab_size)
+    generation.save_pretrained(out)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = _random_model(model_config)
+        model.generation_config = generation
+        report = warm_up(model, PolicyProcessor.from_pretrained(out), config)
+    model.save_pretrained(out)
+    (out / "warmup.json").write_text(
+        json.dumps({"config": asdict(config), "report": asdict(report)}, indent=2) + "\n"
+    )
+    return report
+
+
+def build_model_config(
+    config: InitPolicyConfig, tokenizer: PreTrainedTokenizerFast
+) -> Qwen3VLConfig:
+    """Return the Hugging Face configuration of the tiny policy."""
+    head_dim = config.hidden_size // config.num_heads
+    sections = _mrope_sections(head_dim)
+    num_rows = (len(tokenizer) // _VOCAB_MULTIPLE + 1) * _VOCAB_MULTIPLE
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in vocabulary.SPECIAL_TOKENS}
+    text = {
+        "vocab_size": num_rows,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_heads // 2,
+        "head_dim": head_dim,
+        "initializer_range": config.initializer_range,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": sections,
+            "mrope_interleaved": True,
+        },
+        "bos_token_id": None,
+        "eos_token_id": ids[vocabulary.TURN_END],
+        "pad_token_id": ids[vocabulary.END_OF_TEXT],
+        "tie_word_embeddings": True,
+    }
+    vision = {
+        "depth": config.vision_depth,
+        "hidden_size": config.vision_hidden_size,
+        "intermediate_size": config.vision_intermediate_size,
+        "num_heads": config.vision_heads,
+        "patch_size": config.patch_px,
+        "spatial_merge_size": 1,
+        "temporal_patch_size": 2,
+        "out_hidden_size": config.hidden_size,
+        "num_position_embeddings": 256,
+        "deepstack_visual_indexes": [0],
+        "initializer_range": config.initializer_range,
+    }
+    return Qwen3VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids[vocabulary.IMAGE_PAD],
+        video_token_id=ids[vocabulary.VIDEO_PAD],
+        vision_start_token_id=ids[vocabulary.VISION_START],
+        vision_end_token_id=ids[vocabulary.VISION_END],
+        tie_word_embeddings=True,
+        architectures=["Qwen3VLForConditionalGeneration"],
+        dtype="float32",
+    )
+
+
+def _mrope_sections(head_dim: int) -> list[int]:
+    pairs = head_dim // 2
+    side = pairs // 4
+    return [pairs - 2 * side, side, side]
+
+
+def _random_model(model_config: Qwen3VLConfig) -> Qwen3VLForConditionalGeneration:
+    model = Qwen3VLForConditionalGeneration._from_config(model_config, attn_implementation="sdpa")
+    with torch.no_grad():
+        model.model.visual.pos_embed.weight.mul_(_POSITION_SCALE)
+    return model
+
+
+def _save_image_processor(out: Path, config: InitPolicyConfig) -> None:
+    # White becomes 0: the pages are white, and a large constant patch would hide the rest.
+    processor = Qwen2VLImageProcessorPil(
+        patch_size=config.patch_px,
+        merge_size=1,
+        temporal_patch_size=2,
+        min_pixels=config.patch_px**2,
+        max_pixels=config.max_pixels,
+        image_mean=[1.0, 1.0, 1.0],
+        image_std=[0.25, 0.25, 0.25],
+    )
+    processor.save_pretrained(out)
+    image = json.loads((out / "preprocessor_config.json").read_text())
+    image.update(
+        image_processor_type="Qwen2VLImageProcessorFast", processor_class="Qwen3VLProcessor"
+    )
+    (out / "preprocessor_config.json").write_text(json.dumps(image, indent=2) + "\n")
+    video = {**image, "video_processor_type": "Qwen3VLVideoProcessor"}
+    del video["image_processor_type"]
+    (out / "video_preprocessor_config.json").write_text(json.dumps(video, indent=2) + "\n")
+
+
+def _generation(
+    config: InitPolicyConfig, tokenizer: PreTrainedTokenizerFast, num_rows: int
+) -> GenerationConfig:
+    pieces = vocabulary.action_pieces(config.grid)
+    allowed = {tokenizer.eos_token_id, *(tokenizer.convert_tokens_to_ids(p) for p in pieces)}
+    if config.has_text_actions:
+        special = {tokenizer.convert_tokens_to_ids(t) for t in vocabulary.SPECIAL_TOKENS}
+        allowed |= set(range(len(tokenizer))) - special
+    return GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        temperature=1.0,
+        suppress_tokens=[i for i in range(num_rows) if i not in allowed],
+    )
