@@ -94,14 +94,12 @@ class EnvConfig:
 class PolicyInitSection:
     """How a tiny policy is made when `policy.path` is unset."""
 
-    num_demonstrations: int = 1024
-    """Synthetic pages of the warm-up."""
-    num_updates: int = 75
-    """Optimizer steps of the warm-up; 0 leaves random weights."""
-    batch_size: int = 32
-    """Synthetic pages of one update."""
+    num_updates: int = 200
+    """Optimizer steps of the warm-up on synthetic pages; 0 leaves random weights."""
+    batch_size: int = 48
+    """Synthetic pages of one warm-up step."""
     lr: float = 1e-3
-    """Learning rate of the warm-up."""
+    """Peak learning rate of the warm-up."""
     seed: int | None = None
     """Seed of weights and pages; the run's seed when unset."""
 
@@ -112,9 +110,8 @@ class PolicyInitSection:
             ConfigError: a value is out of its range.
         """
         rules = Rules()
-        rules.at_least("num_demonstrations", self.num_demonstrations, 1, "Typical value: 1024.")
         rules.at_least("num_updates", self.num_updates, 0, "Use 0 for random weights.")
-        rules.at_least("batch_size", self.batch_size, 1, "Typical value: 32.")
+        rules.at_least("batch_size", self.batch_size, 1, "Typical value: 48.")
         rules.above("lr", self.lr, 0, "Typical value: 1e-3.")
         rules.at_least("seed", self.seed, 0, "Leave it out to use the run's seed.")
         rules.finish()

@@ -23,9 +23,7 @@ class SchedulerConfig:
     """Who places and watches the workers."""
 
     type: Literal["ray"] = "ray"
-    """Ray is the one scheduler; without a cluster it starts a local one."""
-    address: str | None = None
-    """Address of a running Ray cluster; a local one starts and ends with the run when unset."""
+    """Ray is the one scheduler. It joins the cluster at `RAY_ADDRESS`, or starts a local one."""
     startup_timeout_s: float = 300.0
     """Deadline for all workers and servers to be ready, in seconds."""
 
@@ -74,6 +72,8 @@ class ClusterConfig:
 class InferenceConfig:
     """The inference servers; which program they run is said by `allocation_mode`."""
 
+    base_port: int = 0
+    """Port of the first server on loopback, the others take the next ones; any free when 0."""
     num_threads: int = 1
     """Threads of one `embedded` server on a CPU."""
     max_running_requests: int = 48
@@ -90,6 +90,10 @@ class InferenceConfig:
             ConfigError: a value is out of its range.
         """
         rules = Rules()
+        is_port = self.base_port == 0 or 1024 <= self.base_port <= 65000
+        rules.require(
+            is_port, "base_port", "0 or between 1024 and 65000", self.base_port, "Use 0 for any."
+        )
         rules.at_least("num_threads", self.num_threads, 1, "Use 1 on a small machine.")
         rules.at_least("max_running_requests", self.max_running_requests, 1, "Typical value: 48.")
         rules.at_least("context_length", self.context_length, 1, "Typical value: 16384.")

@@ -13,8 +13,12 @@ from webrl.errors import Problem
 
 __all__ = ["all_keys", "suggestion", "unknown_key"]
 
-_CLOSE = 0.6
+_CLOSE = 0.7
 """Least similarity of a suggestion; below it a guess misleads more often than it helps."""
+
+
+_MOST = 3
+"""Places that are named when a key exists in several sections."""
 
 
 def all_keys(section: type[Any] = WebRLConfig, prefix: str = "") -> list[str]:
@@ -35,7 +39,9 @@ def all_keys(section: type[Any] = WebRLConfig, prefix: str = "") -> list[str]:
 def unknown_key(key: str) -> Problem:
     """Return the problem of an unknown key, with the nearest right spelling."""
     listed = re.sub(r"\[\d+\]", "[]", key)
-    return Problem(key=key, message=f"is not a key. {suggestion(listed, all_keys())}")
+    keys = all_keys()
+    tables = sorted({name.split(".")[0].removesuffix("[]") for name in keys if "." in name})
+    return Problem(key=key, message=f"is not a key. {suggestion(listed, keys + tables)}")
 
 
 def suggestion(key: str, known: list[str]) -> str:
@@ -49,13 +55,13 @@ def suggestion(key: str, known: list[str]) -> str:
     section = key[: len(key) - len(leaf)]
     below = [name for name in known if name.startswith(section)]
     close = (
-        difflib.get_close_matches(key, misplaced, n=1, cutoff=0.0)
+        misplaced[:_MOST]
         or _nearest_leaf(leaf, below)
         or _nearest_leaf(leaf, known)
         or difflib.get_close_matches(key, known, n=1, cutoff=_CLOSE)
     )
     if close:
-        return f"Did you mean {close[0]!r}?"
+        return f"Did you mean {' or '.join(repr(name) for name in close)}?"
     return "All keys are listed in docs/configuration.md."
 
 

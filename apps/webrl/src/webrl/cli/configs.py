@@ -1,0 +1,45 @@
+"""`webrl configs`: the packaged configurations."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from webrl.config import packaged_configs
+from webrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "configs",
+        help="list the packaged configurations, or print one",
+        description="List the packaged configurations, or print one as TOML to start from.",
+    )
+    parser.add_argument("name", nargs="?", help="configuration to print")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """List or print."""
+    packaged = packaged_configs()
+    name: str | None = arguments.name
+    if name is None:
+        width = max(len(known) for known in packaged)
+        for known, text in packaged.items():
+            console.print(f"{known:<{width}}  {text.splitlines()[0].lstrip('# ')}")
+        return 0
+    if name not in packaged:
+        close = difflib.get_close_matches(name, packaged, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(packaged)}."
+        raise ConfigError(f"name must be a packaged configuration, got {name!r}. {hint}")
+    console.print(packaged[name].rstrip())
+    return 0

@@ -1,0 +1,94 @@
+"""`webrl doctor`: what the machine offers, and the fix for what it lacks."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from webrl.doctor import (
+    Check,
+    check_browser,
+    check_disk,
+    check_fonts,
+    check_miniwob,
+    check_package,
+    check_python,
+    find_browser,
+)
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["add_command"]
+
+_PACKAGES = ("torch", "ray", "transformers", "playwright")
+_LAPTOP_BYTES = 1 << 30
+"""Room that the laptop run asks for, rounded up."""
+_BROWSER_START_S = 30.0
+"""A browser that needs longer than this for its first page is broken."""
+
+
+def add_command(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check this machine",
+        description="Check what the machine offers; exit code 1 when a run could not start.",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(_arguments: argparse.Namespace, console: Console) -> int:
+    """Print one line for each check; 1 when something required is missing."""
+    checks = [
+        check_python(),
+        *(check_package(name) for name in _PACKAGES),
+        check_miniwob(),
+        check_fonts(),
+        check_disk(Path("runs"), _LAPTOP_BYTES),
+        _check_gpu(),
+    ]
+    browser = check_browser()
+    checks.append(asyncio.run(_start_browser()) if browser.is_ok else browser)
+    for check in checks:
+        mark = "ok  " if check.is_ok else ("FAIL" if check.is_required else "note")
+        console.print(f"{mark} {check.name:<13} {check.detail}")
+        if not check.is_ok and check.fix:
+            console.print(f"     {'':<13} fix: {check.fix}")
+    return int(any(not check.is_ok and check.is_required for check in checks))
+
+
+async def _start_browser() -> Check:
+    """Start the browser that was found and open an empty page."""
+    from playwright.async_api import Error, async_playwright  # noqa: PLC0415
+
+    path = find_browser()
+    fix = "Run webrl doctor with AWRL_CHROMIUM set to another Chromium, or reinstall it."
+    try:
+        async with asyncio.timeout(_BROWSER_START_S), async_playwright() as driver:
+            browser = await driver.chromium.launch(executable_path=path)
+            await (await browser.new_page()).goto("about:blank")
+            detail = f"{path} starts, version {browser.version}"
+            await browser.close()
+    except (Error, TimeoutError) as error:
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else f"no page within {_BROWSER_START_S:g} s"
+        return Check(name="browser", is_ok=False, detail=f"{path}: {reason}", fix=fix)
+    return Check(name="browser", is_ok=True, detail=detail)
+
+
+def _check_gpu() -> Check:
+    """Look at what torch can use."""
+    # torch takes seconds to import: only this command pays for it.
+    import torch  # noqa: PLC0415
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        detail = "none; the laptop configuration needs none"
+        return Check(name="gpu", is_ok=True, detail=detail, is_required=False)
+    detail = f"{count} x {torch.cuda.get_device_name(0)}"
+    return Check(name="gpu", is_ok=True, detail=detail, is_required=False)

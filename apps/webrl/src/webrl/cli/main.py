@@ -1,0 +1,57 @@
+"""Entry point of the `webrl` command: parse, dispatch, and turn user errors into one message.
+
+Invariant: an error of the user or of the machine is a message on stderr and exit code 2, never a
+traceback; anything else that escapes is our own mistake and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from webrl.cli import configs, doctor, policy, tasks, train
+from webrl.errors import WebRLError
+
+__all__ = ["build_parser", "main"]
+
+USER_ERROR = 2
+"""Exit code of everything that the user can fix."""
+
+_COMMANDS = (train, tasks, configs, policy, doctor)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="webrl",
+        description="Fully asynchronous reinforcement learning of multimodal web agents.",
+    )
+    version = importlib.metadata.version("webrl")
+    parser.add_argument("--version", action="version", version=f"webrl {version}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for command in _COMMANDS:
+        command.add_command(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: words after `webrl`; those of the process when `None`.
+
+    Returns:
+        The exit code: 0 for success, 2 for what the user can fix.
+    """
+    parsed = build_parser().parse_args(arguments)
+    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+    try:
+        return parsed.run(parsed, console)
+    except WebRLError as error:
+        errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        for line in str(error).splitlines():
+            errors.print(f"webrl: {line}" if not line.startswith("  ") else line)
+        return USER_ERROR

@@ -1,0 +1,47 @@
+"""`webrl init-policy`: make a tiny policy and warm it up."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from webrl.errors import PreflightError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "init-policy",
+        help="make a tiny policy, warmed up on synthetic pages",
+        description="Make a tiny Qwen3-VL policy and save it as a Hugging Face checkpoint.",
+    )
+    parser.add_argument("out_dir", type=Path, help="new folder for the checkpoint")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and pages")
+    parser.add_argument(
+        "--updates", type=int, default=None, help="warm-up steps; 0 leaves random weights"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Make the policy and say where it is."""
+    out_dir: Path = arguments.out_dir
+    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
+        raise PreflightError(f"out_dir must be a new folder, got {str(out_dir)!r}. Name another.")
+    # torch and transformers take seconds to import: only this command pays for them.
+    from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy  # noqa: PLC0415
+
+    warmup = (
+        WarmupConfig() if arguments.updates is None else WarmupConfig(num_updates=arguments.updates)
+    )
+    init_policy(out_dir, InitPolicyConfig(seed=arguments.seed, warmup=warmup))
+    console.print(f"policy saved in {out_dir}")
+    return 0

@@ -1,0 +1,110 @@
+"""`webrl train`: start a run, continue one, or show what one would do."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from webrl.config import (
+    LoadedConfig,
+    config_warnings,
+    describe_plan,
+    load_config,
+    resolve_run_dir,
+    to_toml,
+)
+from webrl.doctor import preflight
+from webrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["CONFIG_FILE", "add_command", "find_latest_run"]
+
+CONFIG_FILE = "config.toml"
+"""Name of the resolved configuration within a run's folder."""
+RUNS_FOLDER = Path("runs")
+"""Where `--resume` without a folder looks for the newest run."""
+NEWEST = "newest"
+"""What `--resume` means without a folder."""
+
+
+def add_command(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "train",
+        help="train a policy",
+        description="Train a policy. Settings come from --config and key=value arguments.",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", help="packaged name (webrl configs) or path of a TOML file")
+    source.add_argument(
+        "--resume",
+        nargs="?",
+        const=NEWEST,
+        metavar="RUN",
+        help="continue the run in this folder; the newest one below runs/ when left out",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved configuration and the plan"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win")
+    parser.set_defaults(run=run)
+
+
+def find_latest_run(folder: Path) -> Path:
+    """Return the run below `folder` whose configuration was written last.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    files = sorted(folder.glob(f"*/{CONFIG_FILE}"), key=lambda file: file.stat().st_mtime_ns)
+    if not files:
+        raise ConfigError(
+            f"--resume must find a run below {str(folder)!r}, got none. Name its folder."
+        )
+    return files[-1].parent
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Check everything that can be checked beforehand, then train."""
+    is_resumed = arguments.resume is not None
+    loaded = (
+        _load_resumed(arguments.resume, arguments.overrides)
+        if is_resumed
+        else load_config(arguments.config, arguments.overrides)
+    )
+    if arguments.dry_run:
+        console.print(to_toml(loaded.config))
+        console.print(describe_plan(loaded.config))
+        return 0
+    config = resolve_run_dir(loaded, datetime.now()).config
+    preflight(config, is_resumed=is_resumed)
+    for warning in config_warnings(config):
+        console.print(f"warning: {warning}")
+    # Ray, torch and transformers take seconds to import: only a real run pays for them.
+    from webrl.system.train import run_training  # noqa: PLC0415
+
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
+    return run_training(config, resume=is_resumed, console=console)
+
+
+def _load_resumed(folder: str, overrides: list[str]) -> LoadedConfig:
+    """Return the configuration that a run was started with, in that run's folder."""
+    if "=" in folder and not Path(folder).exists():
+        # `--resume key=value`: the parser took the first setting for the folder.
+        folder, overrides = NEWEST, [folder, *overrides]
+    run_dir = find_latest_run(RUNS_FOLDER) if folder == NEWEST else Path(folder)
+    file = run_dir / CONFIG_FILE
+    if not file.is_file():
+        raise ConfigError(
+            f"--resume must name a run's folder with a {CONFIG_FILE}, got {folder!r}. "
+            "Start a new run with --config."
+        )
+    return load_config(str(file), [*overrides, f"run_dir={run_dir}"])
