@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from webrl.cli.command import Commands
 from webrl.config import packaged_configs
 from webrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
 __all__ = ["add_command"]
 
 
-def add_command(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "configs",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from webrl.cli.command import Commands
 from webrl.doctor import (
     Check,
     check_browser,
@@ -20,9 +20,6 @@ from webrl.doctor import (
     find_browser,
 )
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
 __all__ = ["add_command"]
 
 _PACKAGES = ("torch", "ray", "transformers", "playwright")
@@ -32,7 +29,7 @@ _BROWSER_START_S = 30.0
 """A browser that needs longer than this for its first page is broken."""
 
 
-def add_command(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "doctor",

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from webrl.cli.command import Commands
 from webrl.errors import PreflightError
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
 __all__ = ["add_command"]
 
 
-def add_command(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "init-policy",

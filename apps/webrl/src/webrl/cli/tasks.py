@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+from webrl.cli.command import Commands
 
 __all__ = ["add_command"]
 
 
-def add_command(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "tasks", help="list the tasks", description="List the tasks that a configuration can name."

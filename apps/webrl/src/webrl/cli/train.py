@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from webrl.cli.command import Commands
 from webrl.config import (
     LoadedConfig,
     config_warnings,
@@ -20,9 +20,6 @@ from webrl.config import (
 from webrl.doctor import preflight
 from webrl.errors import ConfigError
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
 __all__ = ["CONFIG_FILE", "add_command", "find_latest_run"]
 
 CONFIG_FILE = "config.toml"
@@ -33,7 +30,7 @@ NEWEST = "newest"
 """What `--resume` means without a folder."""
 
 
-def add_command(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "train",

@@ -173,7 +173,7 @@ _CONVERTERS: dict[type, Any] = {int: _to_int, float: _to_float, bool: _to_bool, 
 
 def _show(value: object) -> str:
     if isinstance(value, OverrideText):
-        return repr(value.text)
+        value = _parse_toml(value.text)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

@@ -51,7 +51,7 @@ def suggestion(key: str, known: list[str]) -> str:
     else the most similar one of the same section wins, then of all.
     """
     leaf = _leaf(key)
-    misplaced = [name for name in known if _leaf(name) == leaf]
+    misplaced = sorted((name for name in known if _leaf(name) == leaf), key=_depth)
     section = key[: len(key) - len(leaf)]
     below = [name for name in known if name.startswith(section)]
     close = (
@@ -69,7 +69,12 @@ def _leaf(key: str) -> str:
     return key.rsplit(".", 1)[-1]
 
 
+def _depth(key: str) -> int:
+    return key.count(".")
+
+
 def _nearest_leaf(leaf: str, known: list[str]) -> list[str]:
-    leaves = {_leaf(name): name for name in known}
+    # The key nearest to the top wins where several sections have one of that name.
+    leaves = {_leaf(name): name for name in sorted(known, key=_depth, reverse=True)}
     found = difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=_CLOSE)
     return [leaves[name] for name in found]

@@ -1,0 +1,162 @@
+"""The checks of the machine: each says what it found and what to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from webrl import doctor
+from webrl.config import WebRLConfig, load_config
+from webrl.doctor import (
+    check_browser,
+    check_disk,
+    check_miniwob,
+    check_package,
+    check_ports,
+    check_python,
+    check_run_dir,
+    checkpoint_bytes,
+    find_browser,
+    preflight,
+)
+from webrl.errors import PreflightError
+
+
+def executable(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WebRLConfig:
+    monkeypatch.setenv("AWRL_CHROMIUM", str(executable(tmp_path / "bin" / "chromium")))
+    return load_config("laptop", [f"run_dir={tmp_path / 'run'}"]).config
+
+
+def test_the_environment_variable_wins_over_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = executable(tmp_path / "shell")
+    monkeypatch.setenv("AWRL_CHROMIUM", str(path))
+    assert find_browser() == path
+    monkeypatch.setenv("AWRL_CHROMIUM", str(tmp_path / "missing"))
+    check = check_browser()
+    assert not check.is_ok
+    assert "AWRL_CHROMIUM" in check.fix
+
+
+def test_playwrights_own_browser_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWRL_CHROMIUM", raising=False)
+    monkeypatch.setattr(doctor, "_SYSTEM_BROWSERS", ())
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
+    folder = tmp_path / "chromium_headless_shell-1200" / "chrome-headless-shell-linux64"
+    path = executable(folder / "chrome-headless-shell")
+    assert find_browser() == path
+
+
+def test_a_missing_browser_names_every_way_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWRL_CHROMIUM", "PLAYWRIGHT_BROWSERS_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor, "_SYSTEM_BROWSERS", ())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    check = check_browser()
+    assert not check.is_ok
+    for way in ("make setup", "apt-get install", "playwright install", "AWRL_CHROMIUM"):
+        assert way in check.fix
+
+
+def test_packages_and_pages_are_found_without_importing_them() -> None:
+    assert check_python().is_ok
+    assert check_package("pytest").is_ok
+    assert check_miniwob().is_ok
+    missing = check_package("no-such-distribution")
+    assert (missing.is_ok, missing.detail) == (False, "not installed")
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        check = check_ports(port, 1)
+    assert not check.is_ok
+    assert f"port {port} is taken" in check.detail
+    assert "inference.base_port" in check.fix
+
+
+def test_too_little_disk_room_is_shown_with_both_numbers(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet"
+    check = check_disk(folder, 10**18)
+    assert not check.is_ok
+    assert "1000000000.0 GB needed" in check.detail
+    assert check_disk(folder, 1).is_ok
+    assert not folder.exists()
+
+
+def test_checkpoints_of_a_given_policy_are_sized_by_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
+    config = load_config("laptop", [f"policy.path={tmp_path}", "checkpoint.keep=2"]).config
+    assert checkpoint_bytes(config) == 1000 * 7 * 3
+
+
+def test_run_dir_is_new_or_resumed(tmp_path: Path) -> None:
+    assert check_run_dir(tmp_path / "new", is_resumed=False).is_ok
+    assert check_run_dir(tmp_path, is_resumed=False).is_ok
+    (tmp_path / "file").write_text("x")
+    assert not check_run_dir(tmp_path, is_resumed=False).is_ok
+    assert check_run_dir(tmp_path, is_resumed=True).is_ok
+    assert not check_run_dir(tmp_path / "file", is_resumed=False).is_ok
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_run_dir_is_refused() -> None:
+    check = check_run_dir(Path("/proc/run"), is_resumed=False)
+    assert not check.is_ok
+    assert "not writable" in check.detail
+
+
+def test_preflight_passes_and_leaves_nothing_behind(laptop: WebRLConfig) -> None:
+    preflight(laptop, is_resumed=False)
+    assert not Path(laptop.run_dir).exists()
+
+
+def test_preflight_reports_every_problem_on_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWRL_CHROMIUM", str(tmp_path / "missing"))
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "metrics.jsonl").write_text("{}")
+    overrides = [f"run_dir={run_dir}", "policy.path=Qwen/Qwen3-VL-8B-Instruct"]
+    with pytest.raises(PreflightError) as caught:
+        preflight(load_config("laptop", overrides).config, is_resumed=False)
+    lines = str(caught.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["run_dir", "policy", "browser"]
+    assert "a Hub id is not enough" in lines[1]
+
+
+def test_a_taken_server_port_stops_the_run(laptop: WebRLConfig, tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        overrides = [f"run_dir={laptop.run_dir}", f"inference.base_port={port}"]
+        config = load_config("laptop", overrides).config
+        with pytest.raises(PreflightError, match=f"port {port} is taken"):
+            preflight(config, is_resumed=False)
+
+
+def test_a_tracker_that_is_not_installed_is_refused(laptop: WebRLConfig) -> None:
+    if check_package("trackio").is_ok:
+        pytest.skip("trackio is installed here")
+    overrides = [f"run_dir={laptop.run_dir}", "logging.tracker=trackio"]
+    with pytest.raises(PreflightError, match=r"pip install 'webrl\[trackio\]'"):
+        preflight(load_config("laptop", overrides).config, is_resumed=False)

@@ -1,0 +1,133 @@
+"""The command line: what it offers, what it refuses, and that nobody sees a traceback."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from webrl.cli import main
+from webrl.cli.main import build_parser
+from webrl.cli.train import find_latest_run
+from webrl.config import load_config, packaged_configs, to_toml
+
+
+def commands() -> set[str]:
+    usage = build_parser().format_help().split("positional arguments:")[1]
+    lines = [line for line in usage.splitlines() if re.match(r"    [a-z]", line)]
+    return {line.split()[0] for line in lines}
+
+
+def test_only_commands_that_work_are_offered() -> None:
+    assert commands() >= {"train", "tasks", "configs", "init-policy", "doctor"}
+    for name in commands():
+        with pytest.raises(SystemExit) as caught:
+            main([name, "--help"])
+        assert caught.value.code == 0
+
+
+def test_configs_lists_every_packaged_one_with_its_purpose(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["configs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(packaged_configs())
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_configs_prints_one_as_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["configs", "laptop"]) == 0
+    assert capsys.readouterr().out == packaged_configs()["laptop"]
+
+
+@pytest.mark.parametrize("name", sorted(packaged_configs()))
+def test_a_dry_run_prints_the_resolved_config_and_the_plan(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--config", name, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert to_toml(load_config(name).config) in out
+    assert "episodes in flight at most" in out
+
+
+def test_a_dry_run_shows_what_overrides_decide(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--config", "laptop", "--dry-run", "rollout.max_head_offpolicyness=3"]
+    assert main(words) == 0
+    assert "(3 + 1) * 256 = 1024 episodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "lap_top"], "webrl: --config must be a packaged name or a TOML file"),
+        (["--config", "laptop", "sede=1"], "webrl: sede is not a key. Did you mean 'seed'?"),
+        (["--config", "laptop", "allocation_mode=sglang.d1"], "Write backend:dims with a ':'"),
+        (["--resume", "no/such/run"], "webrl: --resume must name a run's folder"),
+        (["--resume"], "webrl: --resume must find a run below 'runs', got none."),
+        (["--resume", "seed=3"], "webrl: --resume must find a run below 'runs', got none."),
+    ],
+)
+def test_a_user_error_is_a_message_and_exit_code_two(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_several_problems_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--config", "laptop", "sede=1", "actor.c_clip=0"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_train_needs_a_config_or_a_run_to_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["train"])
+    assert caught.value.code == 2
+    assert "--config --resume" in capsys.readouterr().err
+
+
+def test_a_used_run_folder_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert main(["train", "--config", "laptop", f"run_dir={tmp_path}"]) == 2
+    assert f"run_dir: {tmp_path} is already used. Continue it with --resume" in (
+        capsys.readouterr().err
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_resume_takes_the_run_written_last(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text(f"# {name}")
+    import os
+
+    os.utime(tmp_path / "first" / "config.toml", ns=(2_000, 2_000))
+    os.utime(tmp_path / "second" / "config.toml", ns=(1_000, 1_000))
+    assert find_latest_run(tmp_path) == tmp_path / "first"
+
+
+def test_a_resumed_dry_run_reads_the_folder_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config("laptop", ["seed=5"]).config
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert main(["train", "--resume", str(tmp_path), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "seed = 5" in out
+    assert f'run_dir = "{tmp_path}"' in out
+
+
+def test_init_policy_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["init-policy", str(tmp_path)]) == 2
+    assert "out_dir must be a new folder" in capsys.readouterr().err
