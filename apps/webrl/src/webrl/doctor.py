@@ -13,13 +13,16 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from webrl.browser.chromium import find_chromium
+from webrl.browser.errors import BrowserNotFoundError
 from webrl.config import WebRLConfig
-from webrl.errors import PreflightError
+from webrl.errors import PreflightError, TaskError
+from webrl.tasks import load_tasks
 
 __all__ = [
     "Check",
@@ -31,26 +34,11 @@ __all__ = [
     "check_ports",
     "check_python",
     "check_run_dir",
+    "check_tasks",
     "checkpoint_bytes",
-    "find_browser",
     "preflight",
 ]
 
-BROWSER_VARIABLE = "AWRL_CHROMIUM"
-"""Environment variable that names the browser's executable and wins over the search."""
-
-_SYSTEM_BROWSERS = (
-    # The files under /usr/lib are the programs; those in /usr/bin are shell wrappers whose pid is
-    # not the browser's.
-    "/usr/lib/chromium/chromium-headless-shell",
-    "/usr/lib/chromium/chromium",
-    "/usr/lib/chromium-browser/chromium-browser",
-    "/opt/google/chrome/chrome",
-)
-_PLAYWRIGHT_PATTERNS = (
-    "chromium_headless_shell-*/chrome-*/*headless*shell",
-    "chromium-*/chrome-linux*/chrome",
-)
 _TINY_POLICY_BYTES = 4 << 20
 """Weights of the tiny policy in float32, rounded up."""
 _STATE_RATIO = 7
@@ -104,43 +92,21 @@ def check_miniwob() -> Check:
     return Check(name="miniwob", is_ok=False, detail="task pages not found", fix=fix)
 
 
-def _browser_candidates() -> Iterator[Path]:
-    yield from (Path(path) for path in _SYSTEM_BROWSERS)
-    folders = [os.environ.get("PLAYWRIGHT_BROWSERS_PATH"), "~/.cache/ms-playwright", ".browser"]
-    for folder in filter(None, folders):
-        root = Path(folder).expanduser()
-        for pattern in _PLAYWRIGHT_PATTERNS:
-            yield from sorted(root.glob(pattern), reverse=True)
-    for name in ("chromium-headless-shell", "chromium", "google-chrome", "chromium-browser"):
-        found = shutil.which(name)
-        if found:
-            yield Path(found)
-
-
-def find_browser() -> Path | None:
-    """Return the Chromium to use: `AWRL_CHROMIUM`, the system's, or Playwright's own."""
-    named = os.environ.get(BROWSER_VARIABLE)
-    if named:
-        path = Path(named)
-        return path if path.is_file() and os.access(path, os.X_OK) else None
-    candidates = _browser_candidates()
-    return next((path for path in candidates if path.is_file() and os.access(path, os.X_OK)), None)
-
-
 def check_browser() -> Check:
     """Look for a Chromium that can be started."""
-    path = find_browser()
-    if path is not None:
-        return Check(name="browser", is_ok=True, detail=str(path))
-    named = os.environ.get(BROWSER_VARIABLE)
-    if named:
-        fix = f"Point {BROWSER_VARIABLE} at an executable file, or unset it."
-        return Check(name="browser", is_ok=False, detail=f"{named} can not be executed", fix=fix)
-    fix = (
-        "Run make setup, or apt-get install chromium-headless-shell, or playwright install "
-        f"chromium-headless-shell, or set {BROWSER_VARIABLE} to the executable."
-    )
-    return Check(name="browser", is_ok=False, detail="no Chromium found", fix=fix)
+    try:
+        return Check(name="browser", is_ok=True, detail=str(find_chromium()))
+    except BrowserNotFoundError as error:
+        return Check(name="browser", is_ok=False, detail=str(error), fix="Or run: make setup.")
+
+
+def check_tasks(names: Sequence[str]) -> Check:
+    """Look whether the tasks are known."""
+    try:
+        load_tasks(names)
+    except TaskError as error:
+        return Check(name="tasks", is_ok=False, detail=str(error))
+    return Check(name="tasks", is_ok=True, detail=", ".join(names))
 
 
 def check_fonts() -> Check:
@@ -232,6 +198,7 @@ def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
         _check_policy(config),
         check_browser(),
         check_miniwob(),
+        check_tasks([task.name for task in config.tasks]),
     ]
     if config.inference.base_port:
         test = config.test_rollout.n_gpus if config.test_rollout.enabled else 0
@@ -243,5 +210,7 @@ def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
         checks.append(Check(name=tracker.name, is_ok=tracker.is_ok, detail=tracker.detail, fix=fix))
     failed = [check for check in checks if not check.is_ok]
     if failed:
-        lines = [f"{check.name}: {check.detail}. {check.fix}" for check in failed]
+        lines = [
+            f"{check.name}: {check.detail.rstrip('.')}. {check.fix}".rstrip() for check in failed
+        ]
         raise PreflightError("\n".join(lines))

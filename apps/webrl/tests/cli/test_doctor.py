@@ -7,7 +7,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from webrl import doctor
 from webrl.config import WebRLConfig, load_config
 from webrl.doctor import (
     check_browser,
@@ -17,8 +16,8 @@ from webrl.doctor import (
     check_ports,
     check_python,
     check_run_dir,
+    check_tasks,
     checkpoint_bytes,
-    find_browser,
     preflight,
 )
 from webrl.errors import PreflightError
@@ -37,40 +36,24 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WebRLConfig:
     return load_config("laptop", [f"run_dir={tmp_path / 'run'}"]).config
 
 
-def test_the_environment_variable_wins_over_the_search(
+def test_a_browser_that_can_not_be_executed_is_refused_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = executable(tmp_path / "shell")
     monkeypatch.setenv("AWRL_CHROMIUM", str(path))
-    assert find_browser() == path
+    assert check_browser().detail == str(path)
     monkeypatch.setenv("AWRL_CHROMIUM", str(tmp_path / "missing"))
     check = check_browser()
     assert not check.is_ok
-    assert "AWRL_CHROMIUM" in check.fix
+    assert "AWRL_CHROMIUM" in check.detail
+    assert "make setup" in check.fix
 
 
-def test_playwrights_own_browser_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWRL_CHROMIUM", raising=False)
-    monkeypatch.setattr(doctor, "_SYSTEM_BROWSERS", ())
-    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
-    folder = tmp_path / "chromium_headless_shell-1200" / "chrome-headless-shell-linux64"
-    path = executable(folder / "chrome-headless-shell")
-    assert find_browser() == path
-
-
-def test_a_missing_browser_names_every_way_to_get_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("AWRL_CHROMIUM", "PLAYWRIGHT_BROWSERS_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(doctor, "_SYSTEM_BROWSERS", ())
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    check = check_browser()
+def test_an_unknown_task_is_named_with_the_nearest_one() -> None:
+    assert check_tasks(["miniwob/click-test-2"]).is_ok
+    check = check_tasks(["miniwob/click-tset-2"])
     assert not check.is_ok
-    for way in ("make setup", "apt-get install", "playwright install", "AWRL_CHROMIUM"):
-        assert way in check.fix
+    assert "'miniwob/click-test-2'" in check.detail
 
 
 def test_packages_and_pages_are_found_without_importing_them() -> None:
@@ -135,11 +118,11 @@ def test_preflight_reports_every_problem_on_a_line(
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "metrics.jsonl").write_text("{}")
-    overrides = [f"run_dir={run_dir}", "policy.path=Qwen/Qwen3-VL-8B-Instruct"]
+    overrides = [f"run_dir={run_dir}", "policy.path=Qwen/Qwen3-VL-8B-Instruct", "tasks=click"]
     with pytest.raises(PreflightError) as caught:
         preflight(load_config("laptop", overrides).config, is_resumed=False)
     lines = str(caught.value).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["run_dir", "policy", "browser"]
+    assert [line.split(":")[0] for line in lines] == ["run_dir", "policy", "browser", "tasks"]
     assert "a Hub id is not enough" in lines[1]
 
 

@@ -50,6 +50,13 @@ def test_a_dry_run_prints_the_resolved_config_and_the_plan(
     assert "episodes in flight at most" in out
 
 
+def test_tasks_lists_names_that_a_config_can_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks", "click-test"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert "miniwob/click-test-2" in names
+    assert main(["tasks", "no such task"]) == 2
+
+
 def test_a_dry_run_shows_what_overrides_decide(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--config", "laptop", "--dry-run", "rollout.max_head_offpolicyness=3"]
     assert main(words) == 0

@@ -17,7 +17,6 @@ from webrl.doctor import (
     check_miniwob,
     check_package,
     check_python,
-    find_browser,
 )
 
 __all__ = ["add_command"]
@@ -50,7 +49,7 @@ def run(_arguments: argparse.Namespace, console: Console) -> int:
         _check_gpu(),
     ]
     browser = check_browser()
-    checks.append(asyncio.run(_start_browser()) if browser.is_ok else browser)
+    checks.append(asyncio.run(_start_browser(browser.detail)) if browser.is_ok else browser)
     for check in checks:
         mark = "ok  " if check.is_ok else ("FAIL" if check.is_required else "note")
         console.print(f"{mark} {check.name:<13} {check.detail}")
@@ -59,11 +58,10 @@ def run(_arguments: argparse.Namespace, console: Console) -> int:
     return int(any(not check.is_ok and check.is_required for check in checks))
 
 
-async def _start_browser() -> Check:
+async def _start_browser(path: str) -> Check:
     """Start the browser that was found and open an empty page."""
     from playwright.async_api import Error, async_playwright  # noqa: PLC0415
 
-    path = find_browser()
     fix = "Run webrl doctor with AWRL_CHROMIUM set to another Chromium, or reinstall it."
     try:
         async with asyncio.timeout(_BROWSER_START_S), async_playwright() as driver:

@@ -7,6 +7,8 @@ import argparse
 from rich.console import Console
 
 from webrl.cli.command import Commands
+from webrl.errors import TaskError
+from webrl.tasks import load_tasks, task_names
 
 __all__ = ["add_command"]
 
@@ -21,14 +23,13 @@ def add_command(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """List one task a line: suite, name, steps, page size."""
-    # The task package is loaded by the commands that need it only.
-    from webrl.tasks import available_tasks  # noqa: PLC0415
-
-    for task in available_tasks():
-        if arguments.filter in task.name:
-            console.print(
-                f"{task.suite:<9} {task.name:<28} {task.max_steps:>3} steps  "
-                f"{task.viewport.width} x {task.viewport.height}"
-            )
+    """List one task a line: name, page size, steps."""
+    tasks = [task for task in load_tasks(task_names()) if arguments.filter in task.full_name]
+    if not tasks:
+        raise TaskError(
+            f"filter must match a task, got {arguments.filter!r}. Leave it out for all."
+        )
+    for task in tasks:
+        size = f"{task.viewport.width}x{task.viewport.height}"
+        console.print(f"{task.full_name:<40} {size:<9} at most {task.max_steps} steps")
     return 0

@@ -15,7 +15,7 @@ class TaskEntry:
     """One task, or one file of tasks, to train and evaluate on."""
 
     name: str
-    """A name that `webrl tasks` lists, or `webgym:PATH` for a file of tasks, one JSON a line."""
+    """A name that `webrl tasks` lists, such as `miniwob/click-test-2`."""
     max_steps: int = 10
     """Actions of one episode before it ends as a failure."""
     test_max_steps: int | None = None
@@ -46,15 +46,15 @@ class EnvConfig:
     slots_per_worker: int = 16
     """Episodes that one worker can run at one moment."""
     viewport_width: int = 1280
-    """Page width in pixels; pages of the built-in set use their own size."""
+    """Width of page and screenshot in CSS pixels, for every task."""
     viewport_height: int = 720
-    """Page height in pixels; pages of the built-in set use their own size."""
+    """Height of page and screenshot in CSS pixels, for every task."""
     screenshot_format: Literal["png", "jpeg", "raw"] = "jpeg"
     """What the policy sees and the pixel store holds: encoded bytes, or decoded `uint8`."""
     jpeg_quality: int = 80
     """Quality of `jpeg` screenshots, 1 to 100."""
-    reset: Literal["context", "page"] = "context"
-    """A clean browser context for each episode, or the same page again (stateless pages only)."""
+    reset: Literal["keep_page", "reload", "new_context"] | None = None
+    """How an episode starts clean; each task's own way when unset."""
     history_window: int = 1
     """Screenshots in one prompt: the newest and the ones before it."""
     action_timeout_s: float = 10.0
@@ -77,7 +77,8 @@ class EnvConfig:
         rules.within("viewport_height", self.viewport_height, 16, 8192, "Typical value: 720.")
         rules.one_of("screenshot_format", self.screenshot_format, ("png", "jpeg", "raw"))
         rules.within("jpeg_quality", self.jpeg_quality, 1, 100, "Typical value: 80.")
-        rules.one_of("reset", self.reset, ("context", "page"))
+        if self.reset is not None:
+            rules.one_of("reset", self.reset, ("keep_page", "reload", "new_context"))
         rules.at_least("history_window", self.history_window, 1, "The policy needs a screenshot.")
         rules.above("action_timeout_s", self.action_timeout_s, 0, "Typical value: 10.")
         rules.above("episode_timeout_s", self.episode_timeout_s, 0, "Typical value: 120.")
