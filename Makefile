@@ -1,0 +1,46 @@
+# Recipes for people, pre-commit and CI alike. `make demo` and `make test` need Python >= 3.11, git
+# and make only; everything else is fetched by `make setup`.
+
+SHELL := /bin/bash
+BIN := .venv/bin
+# One thread for each process: the tests start many processes on few cores.
+export OMP_NUM_THREADS ?= 1
+
+# Tests that need a GPU skip themselves elsewhere; narrow a run with e.g. MARKS="not slow".
+MARKS ?= not gpu and not multigpu
+
+.PHONY: help setup demo test lint types gates bench build docs clean
+
+help:
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+setup: ## uv, the locked environment and a Chromium
+	@.ci/setup
+
+demo: setup ## the whole laptop system, end to end
+	$(BIN)/webrl train --config laptop $(ARGS)
+
+test: setup ## all tests that this machine can run
+	$(BIN)/python -m pytest -q -m "$(MARKS)" --durations=15 $(ARGS)
+
+lint: ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: ## pyright, strict
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+gates: ## the rules of this repository, as tests
+	$(BIN)/python -m pytest -q tests $(ARGS)
+
+bench: ## all figures; results in benchmarks/results
+	$(BIN)/python -m pytest -q benchmarks --benchmark-only $(ARGS)
+
+build: ## wheels and source archives of every distribution, in dist
+	uv build --all-packages --out-dir dist
+
+docs: ## docs/configuration.md from the field docstrings
+	$(BIN)/python -m webrl.config.reference docs/configuration.md
+
+clean: ## what builds and tests leave behind
+	rm -rf dist .pytest_cache .ruff_cache .hypothesis .benchmarks
