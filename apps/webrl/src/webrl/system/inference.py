@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ray
 
-from webrl.system.errors import ServerStartError
+from webrl.errors import ServerStartError
 from webrl.system.server_process import (
     ServerProcess,
     embedded_command,

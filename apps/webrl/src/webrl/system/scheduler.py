@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from webrl.system.errors import EngineCallError
+from webrl.errors import EngineCallError
 from webrl.system.placement import RolePlacement, RoleSpec, release_layout, setup_mixed_layout
 
 logger = logging.getLogger(__name__)

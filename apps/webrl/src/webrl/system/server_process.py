@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from webrl.system.errors import ServerStartError
+from webrl.errors import ServerStartError
 
 HEALTH_POLL_S = 0.1
 """Between two looks at a starting server."""

@@ -1,0 +1,160 @@
+"""One rank of the update engine (role ``actor``) as a Ray actor around ``FSDPActor``.
+
+Invariants:
+    * every rank gets the same calls in the same order; the actor runs one call at a time;
+    * pixels are fetched from the PixelStore once per micro-batch, on the rank that needs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+from awrl_pixelstore import PixelStoreClient
+from awrl_trainer import (
+    ActorConfig,
+    BucketTiming,
+    FSDPActor,
+    GroupRequest,
+    PublishPlan,
+    TrainRow,
+    UpdateMetrics,
+)
+
+from webrl.policy import PolicyProcessor, load_policy
+from webrl.system.batching import Collator
+from webrl.system.server_process import find_free_port
+
+GROUP_DEADLINE = timedelta(seconds=300)
+"""Limit of one collective among trainer ranks: a lost rank becomes an error, not a hang."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpec:
+    """What every rank is built from."""
+
+    policy_path: str
+    """Checkpoint that training starts from."""
+    actor: ActorConfig
+    """Optimizer, loss and batching."""
+    server_dtype: str
+    """Dtype that the inference servers hold, as published."""
+    num_threads: int = 1
+    """Torch threads on a CPU."""
+    use_cuda: bool = False
+    """Train on the process's first visible GPU."""
+
+
+class UpdateEngine:
+    """One rank; the class behind the Ray actor."""
+
+    def __init__(self, spec: EngineSpec, rank: int, world_size: int, pixels: PixelStoreClient):
+        """Remember what to build; ``start`` builds it.
+
+        Args:
+            spec: Equal on every rank.
+            rank: Rank within the role.
+            world_size: Ranks of the role.
+            pixels: Where the rows' images are.
+        """
+        self._spec = spec
+        self._rank = rank
+        self._world_size = world_size
+        self._pixels = pixels
+        self._actor: FSDPActor | None = None
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Return an address of this node and a free port for the ranks to meet at."""
+        host = "127.0.0.1" if self._world_size == 1 else ray.util.get_node_ip_address()
+        return host, find_free_port(host)
+
+    def start(self, host: str, port: int, version: int = 0) -> int:
+        """Join the other ranks and build the sharded policy.
+
+        Args:
+            host: Address of rank 0.
+            port: Port of rank 0's store.
+            version: Weight version that the policy starts at.
+
+        Returns:
+            The process id of this rank.
+        """
+        spec = self._spec
+        torch.set_num_threads(spec.num_threads)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if spec.use_cuda else "gloo",
+            init_method=f"tcp://{host}:{port}",
+            rank=self._rank,
+            world_size=self._world_size,
+            timeout=GROUP_DEADLINE,
+        )
+        processor = PolicyProcessor.from_pretrained(spec.policy_path)
+        self._actor = FSDPActor(
+            load_policy(spec.policy_path, torch.float32),
+            spec.actor,
+            collate=Collator(processor, self._fetch, pad_id=processor.eos_token_id),
+            device="cuda" if spec.use_cuda else "cpu",
+            server_dtype=DTYPES[spec.server_dtype],
+            version=version,
+        )
+        return os.getpid()
+
+    def update(self, rows: Sequence[TrainRow]) -> UpdateMetrics:
+        """Run one update; see ``FSDPActor.update``."""
+        return self._built.update(rows)
+
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[np.ndarray]:
+        """Return the current log-probs of the rows' trainable tokens."""
+        return self._built.logprobs(rows)
+
+    def version(self) -> int:
+        """Return the policy's version."""
+        return self._built.version
+
+    # -- publishing: every method reaches all ranks
+
+    def publish_plan(self) -> PublishPlan:
+        """Return names, dtypes, shapes and buckets."""
+        return self._built.sender.plan
+
+    def bind_weights_group(self, request: GroupRequest) -> int:
+        """Bind the rendezvous store on rank 0 and return its port."""
+        return self._built.sender.bind_group(request)
+
+    def join_weights_group(self) -> None:
+        """Form the group with the receivers on rank 0."""
+        self._built.sender.join_group()
+
+    def broadcast_bucket(self, index: int) -> BucketTiming:
+        """Gather one bucket on all ranks and broadcast it from rank 0."""
+        return self._built.sender.broadcast_bucket(index)
+
+    def close_weights_group(self) -> None:
+        """Leave the group."""
+        self._built.sender.close_group()
+
+    def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Return the checksum of each named weight as it was sent."""
+        return self._built.sender.checksums(names)
+
+    @property
+    def _built(self) -> FSDPActor:
+        if self._actor is None:
+            raise RuntimeError("start must be called before any other method, got none yet.")
+        return self._actor
+
+    def _fetch(self, keys: Sequence[str]) -> list[Any]:
+        return [image.data for image in self._pixels.get_many(list(keys))]
+
+
+UpdateEngineActor = ray.remote(UpdateEngine)
+"""The class as a Ray actor."""

@@ -1,0 +1,299 @@
+"""One episode: look, decide, act, until the page is done or the steps are used up.
+
+Invariants:
+    * a screenshot is in the PixelStore, leased to its episode, before the trajectory names it;
+    * an episode that ends without a trajectory releases its lease;
+    * an unparsable action is an invalid step, never an invented click;
+    * whatever the infrastructure does is raised as a typed fault and never becomes a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from awrl_pixelstore import PixelStoreClient, PixelStoreError
+from awrl_rollout import (
+    EpisodeContext,
+    EpisodeFaultError,
+    EpisodeRequest,
+    EpisodeResult,
+    FaultKind,
+    GenerateRequest,
+    GenerateResult,
+    ServerRefusedError,
+    ServerUnavailableError,
+)
+
+from webrl.actions import InvalidAction, parse_action
+from webrl.browser import BrowserFault, BrowserPool, BrowserSession, Observation, StepOutcome
+from webrl.policy import PolicyProcessor
+from webrl.system.trajectory import EpisodeTask, ImageRef, Step, Trajectory
+from webrl.tasks import Task
+
+BROWSER_FAULTS: Mapping[str, FaultKind] = {
+    "browser_lost": FaultKind.BROWSER_LOST,
+    "driver_lost": FaultKind.BROWSER_LOST,
+    "page_crashed": FaultKind.BROWSER_LOST,
+    "navigation_error": FaultKind.NAVIGATION_ERROR,
+    "timeout": FaultKind.TIMEOUT,
+    "dialog_storm": FaultKind.NAVIGATION_ERROR,
+    "page_error": FaultKind.NAVIGATION_ERROR,
+    "blocked": FaultKind.SITE_BLOCKED,
+}
+"""The browser layer's kinds of fault as the rollout package counts them."""
+
+
+class Generator(Protocol):
+    """Answers one request in full; an ``InterruptibleGenerator`` or a router over several."""
+
+    async def generate(
+        self, request: GenerateRequest, *, deadline_s: float | None = None
+    ) -> GenerateResult:
+        """Return all tokens of the answer."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkflowConfig:
+    """How the policy is asked."""
+
+    temperature: float = 1.0
+    """Sampling temperature of training episodes."""
+    top_p: float = 1.0
+    """Nucleus mass."""
+    max_new_tokens: int = 64
+    """Most tokens of one action."""
+    history_window: int = 1
+    """Screenshots in one prompt, the newest last."""
+    media_type: str = "image/png"
+    """Media type of the screenshots."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Episode:
+    """What one running episode has seen and done so far."""
+
+    episode_id: str
+    payload: EpisodeTask
+    task: Task
+    context: EpisodeContext
+    session: BrowserSession
+    goal: str
+    steps: list[Step] = field(default_factory=list[Step])
+    images: list[tuple[ImageRef, str]] = field(default_factory=list[tuple[ImageRef, str]])
+
+
+class WebTaskWorkflow:
+    """Runs web tasks in the slots of one worker. Awaited by the executor for each episode."""
+
+    def __init__(
+        self,
+        *,
+        pool: BrowserPool,
+        tasks: Mapping[str, Task],
+        generator: Generator,
+        pixels: PixelStoreClient | None,
+        processor: PolicyProcessor,
+        config: WorkflowConfig,
+    ) -> None:
+        """Bind the workflow to what it uses; nothing is owned.
+
+        Args:
+            pool: Browser sessions, one per slot.
+            tasks: Task by name.
+            generator: The policy behind its servers.
+            pixels: Where screenshots go; None (evaluation) keeps none and leaves keys empty.
+            processor: Builds prompts and decodes actions.
+            config: How the policy is asked.
+        """
+        self._pool = pool
+        self._tasks = tasks
+        self._generator = generator
+        self._pixels = pixels
+        self._processor = processor
+        self._config = config
+        self._sessions: dict[int, BrowserSession] = {}
+
+    async def warm_up(self, num_slots: int) -> None:
+        """Open the session of every slot on a page of the first task, before any episode."""
+        task = next(iter(self._tasks.values()))
+
+        async def open_one(slot: int) -> None:
+            session = await self._session(slot)
+            await session.reset(task, 0)
+
+        async with asyncio.TaskGroup() as group:
+            for slot in range(num_slots):
+                group.create_task(open_one(slot))
+
+    async def respawn(self, num_slots: int) -> None:
+        """Close every session and open new ones."""
+        await self.aclose()
+        await self.warm_up(num_slots)
+
+    async def aclose(self) -> None:
+        """Close every session."""
+        sessions, self._sessions = list(self._sessions.values()), {}
+        for session in sessions:
+            await session.aclose()
+
+    async def _session(self, slot: int) -> BrowserSession:
+        if slot not in self._sessions:
+            self._sessions[slot] = await self._pool.session()
+        return self._sessions[slot]
+
+    async def __call__(
+        self, request: EpisodeRequest, context: EpisodeContext
+    ) -> EpisodeResult | None:
+        """Run one episode.
+
+        Raises:
+            EpisodeFaultError: The infrastructure broke.
+        """
+        payload = request.payload
+        if not isinstance(payload, EpisodeTask):
+            raise TypeError(f"payload must be an EpisodeTask, got {type(payload).__name__}.")
+        is_done = False
+        try:
+            trajectory = await self._run(request.episode_id, payload, context)
+            is_done = True
+        except BrowserFault as fault:
+            raise EpisodeFaultError(
+                BROWSER_FAULTS[fault.kind], str(fault), boundary="browser"
+            ) from fault
+        except (ServerRefusedError, ServerUnavailableError) as error:
+            raise EpisodeFaultError(
+                FaultKind.GENERATION_ERROR, str(error), boundary="generation"
+            ) from error
+        except PixelStoreError as error:
+            raise EpisodeFaultError(
+                FaultKind.WORKFLOW_ERROR, str(error), boundary="pixelstore"
+            ) from error
+        finally:
+            if not is_done:
+                await self._release(request.episode_id)
+        return EpisodeResult(
+            is_success=trajectory.outcome == "success",
+            payload=trajectory,
+            reward=trajectory.reward,
+            oldest_version=trajectory.oldest_version,
+            newest_version=trajectory.newest_version,
+        )
+
+    async def _run(
+        self, episode_id: str, payload: EpisodeTask, context: EpisodeContext
+    ) -> Trajectory:
+        task = self._tasks[payload.task]
+        context.enter("reset", site=task.full_name)
+        started_s = context.clock.time()
+        session = await self._session(context.slot)
+        observation = await session.reset(task, payload.seed)
+        reset_s = context.clock.time() - started_s
+        episode = _Episode(
+            episode_id=episode_id,
+            payload=payload,
+            task=task,
+            context=context,
+            session=session,
+            goal=observation.goal,
+        )
+        outcome: StepOutcome | None = None
+        for _ in range(task.max_steps):
+            outcome = await self._step(episode, observation)
+            if outcome.is_done or outcome.observation is None:
+                break
+            observation = outcome.observation
+        reward = (outcome.reward if outcome else None) or 0.0
+        raw_reward = (outcome.raw_reward if outcome else None) or 0.0
+        return Trajectory(
+            task=payload.task,
+            seed=payload.seed,
+            goal=episode.goal,
+            outcome="success" if reward > 0 else "failure",
+            reward=reward,
+            raw_reward=raw_reward,
+            steps=episode.steps,
+            reset_s=reset_s,
+        )
+
+    async def _step(self, episode: _Episode, observation: Observation) -> StepOutcome:
+        """Ask the policy once and carry out what it says."""
+        clock = episode.context.clock
+        window = self._config.history_window
+        data_uri = self._data_uri(observation.screenshot)
+        uris = [uri for _, uri in episode.images][-(window - 1) :] if window > 1 else []
+        uris.append(data_uri)
+        prompt_ids = self._processor.build_prompt(
+            episode.goal, [step.action for step in episode.steps], len(uris)
+        )
+        started_s = clock.time()
+        episode.context.enter("generate", site=episode.task.full_name)
+        try:
+            async with asyncio.TaskGroup() as group:
+                # The screenshot travels to the store while the policy thinks.
+                put = group.create_task(self._keep(observation.screenshot, episode.episode_id))
+                asked = group.create_task(self._ask(episode, prompt_ids, uris))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        answer = asked.result()
+        generated_s = clock.time()
+        image = ImageRef(key=put.result(), height=observation.height, width=observation.width)
+        refs = [ref for ref, _ in episode.images][-(window - 1) :] if window > 1 else []
+        text = self._processor.decode(answer.output_ids)
+        action = parse_action(text)
+        episode.context.enter("act", site=episode.task.full_name)
+        outcome = await episode.session.step(action)
+        episode.images.append((image, data_uri))
+        episode.steps.append(
+            Step(
+                prompt_ids=prompt_ids,
+                output_ids=list(answer.output_ids),
+                behavior_logprobs=list(answer.logprobs),
+                versions=list(answer.versions),
+                images=[*refs, image],
+                action=text,
+                is_valid=not isinstance(action, InvalidAction),
+                events=[str(event) for event in outcome.events],
+                generate_s=generated_s - started_s,
+                environment_s=clock.time() - generated_s,
+            )
+        )
+        return outcome
+
+    async def _ask(
+        self, episode: _Episode, prompt_ids: list[int], uris: list[str]
+    ) -> GenerateResult:
+        config = self._config
+        return await self._generator.generate(
+            GenerateRequest(
+                input_ids=prompt_ids,
+                images=tuple(uris),
+                max_new_tokens=config.max_new_tokens,
+                temperature=0.0 if episode.payload.greedy else config.temperature,
+                top_p=1.0 if episode.payload.greedy else config.top_p,
+                masked_token_ids=self._processor.masked_token_ids,
+                episode_id=episode.episode_id,
+            )
+        )
+
+    async def _keep(self, screenshot: bytes, episode_id: str) -> str:
+        if self._pixels is None:
+            return ""
+        return await self._pixels.put_async(screenshot, trajectory_id=episode_id)
+
+    def _data_uri(self, screenshot: bytes) -> str:
+        encoded = base64.b64encode(screenshot).decode("ascii")
+        return f"data:{self._config.media_type};base64,{encoded}"
+
+    async def _release(self, episode_id: str) -> None:
+        if self._pixels is None:
+            return
+        try:
+            await self._pixels.release_async(episode_id)
+        except PixelStoreError:
+            # The lease expires by the store's own clock; the fault under way matters more.
+            return
