@@ -5,8 +5,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
-
 from awrl_ppo_loss import (
     ArgumentError,
     ArgumentTypeError,
@@ -18,6 +16,7 @@ from awrl_ppo_loss import (
     logprobs_from_logits,
     ppo_loss,
 )
+from torch import Tensor
 
 
 def row(*values: float, grad: bool = False) -> Tensor:
@@ -198,13 +197,13 @@ def test_br_38_clip_bounds_may_be_equal_or_differ(
 def test_br_39_advantages_in_place_of_the_mask_are_refused() -> None:
     advantages = row(0.3, -1.2)
     logprobs = row(-1, -2)
-    with pytest.raises(ArgumentTypeError, match="mask must be of dtype torch.bool"):
+    with pytest.raises(ArgumentTypeError, match=r"mask must be of dtype torch\.bool"):
         decoupled_ppo_loss(logprobs, logprobs, logprobs, advantages, mask=advantages)
-    with pytest.raises(ArgumentTypeError, match="mask must be of dtype torch.bool"):
+    with pytest.raises(ArgumentTypeError, match=r"mask must be of dtype torch\.bool"):
         decoupled_ppo_loss(logprobs, logprobs, logprobs, mask_of(1, 1), advantages)
     with pytest.raises(ArgumentError, match=r"must be of the mask's shape \[1, 3\]"):
         decoupled_ppo_loss(logprobs, logprobs, logprobs, advantages, mask_of(1, 1, 0))
-    with pytest.raises(ArgumentTypeError, match="mask must be of dtype torch.bool"):
+    with pytest.raises(ArgumentTypeError, match=r"mask must be of dtype torch\.bool"):
         ppo_loss(logprobs, logprobs, mask_of(1, 1), advantages)
 
 

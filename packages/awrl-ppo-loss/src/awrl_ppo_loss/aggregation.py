@@ -13,6 +13,7 @@ Legend: `B` sequences, `T` tokens, `S` packed sequences.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -24,6 +25,7 @@ from awrl_ppo_loss.arguments import (
     require_mask,
     require_number,
     require_shape,
+    require_tokens,
 )
 from awrl_ppo_loss.errors import ArgumentError, OptionError
 
@@ -31,22 +33,6 @@ Aggregation = Literal["token_mean", "sequence_mean", "step_constant", "sequence_
 """How per-token losses become one number; `count_denominator` says what each divides by."""
 
 _CONSTANT_AGGREGATIONS = ("step_constant", "sequence_constant")
-
-
-def require_aggregation(aggregation: str, constant: float | None) -> None:
-    """Refuse an unknown aggregation, and a constant that it does not use or lacks.
-
-    Raises:
-        OptionError: The aggregation is unknown, or `constant` is missing, superfluous or not > 0.
-    """
-    require_choice("aggregation", aggregation, get_args(Aggregation))
-    if aggregation in _CONSTANT_AGGREGATIONS:
-        require_number("constant", constant, above=0)
-    elif constant is not None:
-        raise OptionError(
-            f"constant must be None with aggregation {aggregation!r}, got {constant!r}. "
-            f"Only {' and '.join(_CONSTANT_AGGREGATIONS)} divide by it."
-        )
 
 
 def sequence_index(mask: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, int]:
@@ -113,30 +99,74 @@ def count_denominator(
     return (sequence_sums(mask.long(), index, num_sequences) > 0).sum().double()
 
 
-def resolve_denominator(
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How the per-token losses of one call become its share of the batch's loss."""
+
+    denominator: Tensor
+    """Float64 scalar: the global denominator."""
+    divisor: Tensor
+    """Float64 scalar: denominator times constant, never 0."""
+    token_weights: Tensor | None
+    """Float64 `[N]`, or `None` where every token weighs 1."""
+
+    def weigh(self, values: Tensor) -> Tensor:
+        """Return flattened values `[N]` times their token's weight."""
+        if self.token_weights is None:
+            return values
+        return values * self.token_weights.to(values.dtype)
+
+
+def prepare_reduction(
     mask: Tensor,
+    *,
     aggregation: Aggregation,
     denominator: float | Tensor | None,
     sequence_ids: Tensor | None,
-) -> Tensor:
-    """Return the denominator as float64 scalar: the one passed in, else this call's own count.
+    constant: float | None,
+) -> Reduction:
+    """Check the options of an aggregation and resolve its denominator and weights.
 
     Raises:
-        ArgumentError: It is not one finite number >= 0.
+        ArgumentError: Shapes differ, packed sequences come without ids, or `denominator` < 0.
+        ArgumentTypeError: The ids are not integers.
+        OptionError: The aggregation is unknown or `constant` does not fit it.
     """
+    require_choice("aggregation", aggregation, get_args(Aggregation))
+    if aggregation in _CONSTANT_AGGREGATIONS:
+        require_number("constant", constant, above=0)
+    elif constant is not None:
+        raise OptionError(
+            f"constant must be None with aggregation {aggregation!r}, got {constant!r}. "
+            f"Only {' and '.join(_CONSTANT_AGGREGATIONS)} divide by it."
+        )
     if denominator is None:
-        return count_denominator(mask, aggregation=aggregation, sequence_ids=sequence_ids)
-    if isinstance(denominator, Tensor):
-        value = denominator.detach()
-        if value.numel() != 1:
-            raise ArgumentError(
-                f"denominator must be one number, got shape {list(value.shape)}. Sum it first."
-            )
-        value = value.reshape(()).to(device=mask.device, dtype=torch.float64)
-        known = value.item() if value.device.type == "cpu" else 0.0
+        total = count_denominator(mask, aggregation=aggregation, sequence_ids=sequence_ids)
     else:
+        total = _require_denominator(denominator, mask.device)
+    divisor = torch.where(total > 0, total, 1.0)
+    if constant is not None:
+        divisor = divisor * constant
+    weights = None
+    if aggregation == "sequence_mean":
+        index, num_sequences = sequence_index(mask, sequence_ids)
+        lengths = sequence_sums(mask.double(), index, num_sequences).clamp_(min=1)
+        weights = lengths.reciprocal_()[index.reshape(-1)]
+    return Reduction(total, divisor, weights)
+
+
+def _require_denominator(denominator: float | Tensor, device: torch.device) -> Tensor:
+    if not isinstance(denominator, Tensor):
         known = float(denominator)
-        value = torch.tensor(known, dtype=torch.float64, device=mask.device)
+        value = torch.tensor(known, dtype=torch.float64, device=device)
+    elif denominator.numel() != 1:
+        raise ArgumentError(
+            f"denominator must be one number, got shape {list(denominator.shape)}. Sum it first."
+        )
+    else:
+        value = denominator.detach().reshape(()).to(device=device, dtype=torch.float64)
+        # Reading a scalar on an accelerator would wait for it.
+        known = value.item() if value.device.type == "cpu" else 0.0
     if not math.isfinite(known) or known < 0:
         raise ArgumentError(
             f"denominator must be finite and >= 0, got {known}. Pass the global count of "
@@ -154,7 +184,7 @@ def aggregate(
     sequence_ids: Tensor | None = None,
     constant: float | None = None,
 ) -> Tensor:
-    """Sum per-token losses over a global denominator `N`.
+    """Sum per-token losses of any kind over a global denominator `N`, differentiably.
 
     * `token_mean`: `sum L / N`, `N` trainable tokens;
     * `sequence_mean`: `sum over sequences of their token mean / N`, `N` sequences;
@@ -178,17 +208,13 @@ def aggregate(
         ArgumentTypeError: A dtype is wrong.
         OptionError: The aggregation is unknown or `constant` does not fit it.
     """
-    require_aggregation(aggregation, constant)
-    require_shape("per_token", per_token, require_mask(mask))
-    total = resolve_denominator(mask, aggregation, denominator, sequence_ids)
-    kept = torch.where(mask, per_token, 0.0)
-    if aggregation == "sequence_mean":
-        index, num_sequences = sequence_index(mask, sequence_ids)
-        lengths = sequence_sums(mask.to(kept.dtype), index, num_sequences).clamp_(min=1)
-        kept = kept / lengths[index]
-    return kept.sum(dtype=torch.float64) / safe_divisor(total, constant)
-
-
-def safe_divisor(denominator: Tensor, constant: float | None = None) -> Tensor:
-    """Return `denominator * constant`, and 1 in place of a denominator of 0."""
-    return torch.where(denominator > 0, denominator, 1.0) * (constant or 1.0)
+    require_tokens("per_token", per_token, require_mask(mask))
+    reduction = prepare_reduction(
+        mask,
+        aggregation=aggregation,
+        denominator=denominator,
+        sequence_ids=sequence_ids,
+        constant=constant,
+    )
+    kept = torch.where(mask, per_token, 0.0).reshape(-1)
+    return reduction.weigh(kept).sum(dtype=torch.float64) / reduction.divisor

@@ -7,7 +7,8 @@ Invariants:
 * masked positions may hold anything and change neither loss nor gradient; an unmasked NaN or
   infinity stays visible as NaN.
 
-Legend: `B` sequences, `T` tokens; `c, p, b` current, proximal, behavior log-probs; `A` advantages.
+Legend: `B` sequences, `T` tokens, `N` positions flattened; `c, p, b` current, proximal, behavior
+log-probs; `A` advantages; `r, w` update ratio and staleness weight.
 """
 
 from dataclasses import dataclass
@@ -15,43 +16,39 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from awrl_ppo_loss.aggregation import (
-    Aggregation,
-    aggregate,
-    require_aggregation,
-    resolve_denominator,
-)
-from awrl_ppo_loss.arguments import require_gradient_owner, require_mask, require_tokens
-from awrl_ppo_loss.metrics import coupled_staleness_metrics, staleness_metrics, update_metrics
+from awrl_ppo_loss.aggregation import Aggregation
+from awrl_ppo_loss.metrics import ClipCounts, policy_metrics
+from awrl_ppo_loss.options import require_cap, require_clip
 from awrl_ppo_loss.output import LossOutput
 from awrl_ppo_loss.ratios import (
+    RATIO_CEILING,
+    StalenessWeight,
     WeightAction,
-    masked_log_ratio,
-    require_cap,
-    require_clip,
     staleness_weight,
-    upcast,
+    token_ratio,
 )
+from awrl_ppo_loss.surrogate import PolicyBatch, prepare_batch, surrogate_loss
 
 
 @dataclass(frozen=True, slots=True)
 class ClippedObjective:
-    """PPO's per-token objective with what the bounds did to it."""
+    """PPO's per-token objective, its derivative, and what the bounds did."""
 
-    objective: Tensor
-    """`min(r A, clip(r) A)`, with the dual clip if asked for; 0 at masked positions."""
-    metrics: dict[str, Tensor | float]
-    """`clip/*`, `update_ratio/*` and the update's KL."""
+    value: Tensor
+    """`min(r A, clip(r) A)`, with the dual clip if asked for, `[N]`."""
+    derivative: Tensor
+    """Derivative of the value by `log r`, `[N]`."""
+    clip: ClipCounts
+    """On how many tokens the bounds act."""
 
 
 def clipped_objective(
-    log_ratio: Tensor,
+    ratio: Tensor,
     advantages: Tensor,
-    mask: Tensor,
     *,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None,
+    dual_clip: float | None = None,
 ) -> ClippedObjective:
     """Return `min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)` per token.
 
@@ -59,28 +56,31 @@ def clipped_objective(
     `A < 0` is Ye et al. 2020 (arXiv 1912.09729), equation 4.
 
     Args:
-        log_ratio: `[B, T]` or `[T]`, 0 at masked positions, with gradient.
-        advantages: Same shape; masked positions may hold anything.
-        mask: Bool of the same shape.
+        ratio: `[N]`.
+        advantages: `[N]`; 0 at masked positions, where the value is 0 too.
         clip_low: Lower distance from 1.
         clip_high: Upper distance from 1.
         dual_clip: Bound of the ratio where the advantage is negative, or `None`.
     """
-    gain = torch.where(mask, upcast(advantages), 0.0).to(log_ratio.dtype)
-    ratio = log_ratio.exp()
-    raw = ratio * gain
-    objective = torch.minimum(raw, ratio.clamp(1 - clip_low, 1 + clip_high) * gain)
-    with torch.no_grad():
-        is_low = (ratio < 1 - clip_low) & (gain < 0)
-        is_high = (ratio > 1 + clip_high) & (gain > 0)
-        is_dual = None if dual_clip is None else (ratio > dual_clip) & (gain < 0)
-        metrics = update_metrics(
-            log_ratio, ratio, mask, is_low=is_low, is_high=is_high, is_dual=is_dual
-        )
-    if dual_clip is not None:
-        bounded = torch.maximum(objective, dual_clip * gain)
-        objective = torch.where(gain < 0, bounded, objective)
-    return ClippedObjective(objective, metrics)
+    raw = ratio * advantages
+    bounded = ratio.clamp(1 - clip_low, 1 + clip_high).mul_(advantages)
+    # 1.0 where the clip leaves the objective alone: the derivative of `raw` by log r is `raw`.
+    is_free = torch.le(raw, bounded, out=torch.empty_like(raw))
+    is_unbounded = torch.lt(ratio, RATIO_CEILING, out=torch.empty_like(raw))
+    value, derivative = torch.minimum(raw, bounded), raw.mul_(is_free).mul_(is_unbounded)
+    # A bound acts on a positive advantage from above and on a negative one from below.
+    signed = advantages.sign()
+    num_clipped = raw.numel() - is_free.sum(dtype=torch.float64)
+    high_minus_low = (signed - signed * is_free).sum(dtype=torch.float64)
+    clip = ClipCounts((num_clipped - high_minus_low) / 2, (num_clipped + high_minus_low) / 2)
+    if dual_clip is None:
+        return ClippedObjective(value, derivative, clip)
+    is_dual = (ratio > dual_clip) & (advantages < 0)
+    return ClippedObjective(
+        torch.where(is_dual, dual_clip * advantages, value),
+        derivative.masked_fill(is_dual, 0.0),
+        ClipCounts(clip.num_low, clip.num_high, is_dual.sum().double()),
+    )
 
 
 def decoupled_ppo_loss(
@@ -135,35 +135,24 @@ def decoupled_ppo_loss(
     """
     require_clip(clip_low, clip_high, dual_clip)
     require_cap(behav_imp_weight_cap, behav_imp_weight_action)
-    require_aggregation(aggregation, constant)
-    require_policy_arguments(
-        current_logprobs, proximal_logprobs, behavior_logprobs, advantages, mask
-    )
-    staleness = staleness_weight(
+    batch = prepare_batch(
+        current_logprobs,
         proximal_logprobs,
         behavior_logprobs,
-        mask,
-        cap=behav_imp_weight_cap,
-        action=behav_imp_weight_action,
-    )
-    clipped = clipped_objective(
-        masked_log_ratio(current_logprobs, proximal_logprobs.detach(), mask),
-        advantages.detach(),
-        mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
-    total = resolve_denominator(mask, aggregation, denominator, sequence_ids)
-    loss = aggregate(
-        -staleness.weight * clipped.objective,
+        advantages,
         mask,
         aggregation=aggregation,
-        denominator=total,
+        denominator=denominator,
         sequence_ids=sequence_ids,
         constant=constant,
     )
-    return LossOutput(loss, clipped.metrics | staleness_metrics(staleness, mask), total)
+    weight = staleness_weight(
+        token_ratio(batch.proximal, batch.behavior, batch.selection),
+        batch.selection,
+        cap=behav_imp_weight_cap,
+        action=behav_imp_weight_action,
+    )
+    return clipped_loss(batch, weight, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
 
 def ppo_loss(
@@ -182,7 +171,7 @@ def ppo_loss(
 ) -> LossOutput:
     """Return the coupled PPO loss: one ratio `exp(c - b)`, clipped as a whole.
 
-    Schulman et al. 2017 (arXiv 1707.06347), equation 7. Arguments, results and errors are those of
+    Schulman et al. 2017 (arXiv 1707.06347), equation 7. Options, results and errors are those of
     `decoupled_ppo_loss`; `update_ratio/*` speaks of current over behavior.
 
     Args:
@@ -207,45 +196,40 @@ def ppo_loss(
         OptionError: An option is outside its range or unknown.
     """
     require_clip(clip_low, clip_high, dual_clip)
-    require_aggregation(aggregation, constant)
-    require_policy_arguments(current_logprobs, None, behavior_logprobs, advantages, mask)
-    clipped = clipped_objective(
-        masked_log_ratio(current_logprobs, behavior_logprobs.detach(), mask),
-        advantages.detach(),
-        mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
-    total = resolve_denominator(mask, aggregation, denominator, sequence_ids)
-    loss = aggregate(
-        -clipped.objective,
+    batch = prepare_batch(
+        current_logprobs,
+        None,
+        behavior_logprobs,
+        advantages,
         mask,
         aggregation=aggregation,
-        denominator=total,
+        denominator=denominator,
         sequence_ids=sequence_ids,
         constant=constant,
     )
-    return LossOutput(loss, clipped.metrics | coupled_staleness_metrics(), total)
+    return clipped_loss(batch, None, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
 
-def require_policy_arguments(
-    current_logprobs: Tensor,
-    proximal_logprobs: Tensor | None,
-    behavior_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-) -> None:
-    """Refuse wrong shapes, dtypes, devices and swapped arguments of a policy loss.
-
-    Raises:
-        ArgumentError: A shape or device is wrong, or arguments look swapped.
-        ArgumentTypeError: The mask is not bool, or another argument is not floating.
-    """
-    require_mask(mask)
-    constants = {"behavior_logprobs": behavior_logprobs, "advantages": advantages}
-    if proximal_logprobs is not None:
-        constants["proximal_logprobs"] = proximal_logprobs
-    for name, value in {"current_logprobs": current_logprobs, **constants}.items():
-        require_tokens(name, value, mask)
-    require_gradient_owner(current_logprobs, constants)
+@torch.no_grad()
+def clipped_loss(
+    batch: PolicyBatch,
+    weight: StalenessWeight | None,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> LossOutput:
+    """Return the clipped loss of a batch, weighed by its staleness if that is given."""
+    update = token_ratio(batch.current_values, batch.proximal, batch.selection)
+    clipped = clipped_objective(
+        update.value, batch.advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
+    value, derivative = clipped.value, clipped.derivative
+    witnesses = [update.log_sum]
+    if weight is not None:
+        value, derivative = value * weight.weight, derivative * weight.weight
+        witnesses.append(weight.ratio.log_sum)
+    with torch.enable_grad():
+        loss = surrogate_loss(batch, value, batch.reduction.weigh(derivative), witnesses)
+    metrics = policy_metrics(batch.selection, update, clipped.clip, weight)
+    return LossOutput(loss, metrics, batch.reduction.denominator)

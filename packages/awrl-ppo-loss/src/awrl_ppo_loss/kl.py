@@ -14,16 +14,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from awrl_ppo_loss.aggregation import (
-    Aggregation,
-    aggregate,
-    require_aggregation,
-    resolve_denominator,
-)
+from awrl_ppo_loss.aggregation import Aggregation, aggregate, prepare_reduction
 from awrl_ppo_loss.arguments import require_choice, require_mask, require_tokens
-from awrl_ppo_loss.metrics import NUM_TOKENS, masked_mean
+from awrl_ppo_loss.metrics import NUM_TOKENS, token_means
 from awrl_ppo_loss.output import LossOutput
-from awrl_ppo_loss.ratios import masked_log_ratio
+from awrl_ppo_loss.ratios import LOG_RATIO_BOUND
+from awrl_ppo_loss.selection import upcast
 
 KLKind = Literal["k1", "k2", "k3"]
 """Name of an estimator."""
@@ -59,7 +55,7 @@ def kl_estimate(
     require_mask(mask)
     require_tokens("current_logprobs", current_logprobs, mask)
     require_tokens("reference_logprobs", reference_logprobs, mask)
-    log_ratio = masked_log_ratio(current_logprobs, reference_logprobs.detach(), mask)
+    log_ratio = _masked_log_ratio(current_logprobs, reference_logprobs.detach(), mask)
     if kind == "k1":
         return log_ratio
     if kind == "k2":
@@ -99,10 +95,16 @@ def kl_loss(
         ArgumentTypeError: A dtype is wrong.
         OptionError: An option is unknown or outside its range.
     """
-    require_aggregation(aggregation, constant)
-    require_mask(mask)
-    per_token = kl_estimate(current_logprobs, reference_logprobs, kind=kind, mask=mask)
-    total = resolve_denominator(mask, aggregation, denominator, sequence_ids)
+    per_token = kl_estimate(
+        current_logprobs, reference_logprobs, kind=kind, mask=require_mask(mask)
+    )
+    total = prepare_reduction(
+        mask,
+        aggregation=aggregation,
+        denominator=denominator,
+        sequence_ids=sequence_ids,
+        constant=constant,
+    ).denominator
     loss = aggregate(
         per_token,
         mask,
@@ -112,8 +114,12 @@ def kl_loss(
         constant=constant,
     )
     num_tokens = mask.sum().double()
-    metrics: dict[str, Tensor | float] = {
-        NUM_TOKENS: num_tokens,
-        "kl/reference_mean": masked_mean(per_token.detach(), mask, num_tokens),
-    }
-    return LossOutput(loss, metrics, total)
+    sums = {"kl/reference_mean": per_token.detach().sum(dtype=torch.float64)}
+    return LossOutput(loss, {NUM_TOKENS: num_tokens, **token_means(sums, num_tokens)}, total)
+
+
+def _masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
+    """Return the bounded difference, 0 and without gradient at masked positions."""
+    difference = torch.where(mask, upcast(numerator) - upcast(denominator), 0.0)
+    # x - x is 0, and NaN for an infinity that clamp would have turned into an ordinary ratio.
+    return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND) + (difference - difference)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from awrl_ppo_loss.arguments import require_integers, require_number
 from awrl_ppo_loss.errors import ArgumentError, ArgumentTypeError
-from awrl_ppo_loss.ratios import upcast
+from awrl_ppo_loss.selection import upcast
 
 IGNORED_LABEL = -100
 """Label of a position without a token to score, as in `torch.nn.functional.cross_entropy`."""

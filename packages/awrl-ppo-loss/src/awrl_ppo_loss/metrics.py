@@ -8,19 +8,22 @@ Invariants:
 Keys: `loss/num_tokens`; `clip/fraction`, `clip/low_fraction`, `clip/high_fraction`,
 `clip/dual_fraction` (share of tokens on which a bound acts: it lowers the objective);
 `update_ratio/mean`, `update_ratio/max` (current / proximal); `staleness_ratio/mean`,
-`staleness_ratio/max`, `staleness_ratio/square_mean`, `staleness_ratio/capped_fraction` (proximal /
-behavior, before the cap); `staleness_ratio/ess_fraction` (effective sample size of the weight
-used, `(sum w)^2 / (n sum w^2)`, Kish 1965) with its parts `weight_mean` and `weight_square_mean`;
+`staleness_ratio/max` (proximal / behavior, before any bound), `staleness_ratio/capped_fraction`
+(share of tokens whose weight was bounded); `staleness_ratio/ess_fraction` (effective sample size
+of the weight used, `(sum w)^2 / (n sum w^2)`, Kish 1965), with its parts
+`staleness_ratio/weight_mean` and `staleness_ratio/weight_square_mean`;
 `kl/proximal_current_k3` and `kl/behavior_proximal_k3` (Schulman 2020, `ratio - 1 - log ratio`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from awrl_ppo_loss.output import Metrics
-from awrl_ppo_loss.ratios import StalenessWeight
+from awrl_ppo_loss.ratios import Ratio, StalenessWeight
+from awrl_ppo_loss.selection import Selection
 
 NUM_TOKENS = "loss/num_tokens"
 """Key of the number of trainable tokens, the weight of every mean."""
@@ -29,90 +32,100 @@ _ESS = "staleness_ratio/ess_fraction"
 _WEIGHT_MEAN = "staleness_ratio/weight_mean"
 _WEIGHT_SQUARE_MEAN = "staleness_ratio/weight_square_mean"
 
-
-def masked_mean(values: Tensor, mask: Tensor, num_tokens: Tensor) -> Tensor:
-    """Return the mean over trainable tokens as float64 scalar, 0 if there is none."""
-    kept = torch.where(mask, values, 0)
-    return kept.sum(dtype=torch.float64) / num_tokens.clamp(min=1)
-
-
-def masked_max(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the maximum of non-negative values over trainable tokens, 0 if there is none."""
-    if values.numel() == 0:
-        return torch.zeros((), dtype=torch.float64, device=values.device)
-    return torch.where(mask, values, 0).max().double()
+_COUPLED: dict[str, Tensor | float] = {
+    "staleness_ratio/mean": 1.0,
+    "staleness_ratio/max": 1.0,
+    "staleness_ratio/capped_fraction": 0.0,
+    _WEIGHT_MEAN: 1.0,
+    _WEIGHT_SQUARE_MEAN: 1.0,
+    _ESS: 1.0,
+    "kl/behavior_proximal_k3": 0.0,
+}
 
 
-@torch.no_grad()
-def update_metrics(
-    log_ratio: Tensor,
-    ratio: Tensor,
-    mask: Tensor,
-    *,
-    is_low: Tensor,
-    is_high: Tensor,
-    is_dual: Tensor | None,
+@dataclass(frozen=True, slots=True)
+class ClipCounts:
+    """Numbers of trainable tokens on which a bound of the update ratio acts, float64 scalars."""
+
+    num_low: Tensor
+    """At the lower bound: ratio below it and advantage < 0."""
+    num_high: Tensor
+    """At the upper bound: ratio above it and advantage > 0."""
+    num_dual: Tensor | None = None
+    """At the dual clip; `None` without one."""
+
+
+def policy_metrics(
+    selection: Selection,
+    update: Ratio,
+    clip: ClipCounts,
+    staleness: StalenessWeight | None,
 ) -> dict[str, Tensor | float]:
-    """Describe the clipped ratio: current over proximal, or over behavior when coupled."""
-    num_tokens = mask.sum().double()
-    low = masked_mean(is_low, mask, num_tokens)
-    high = masked_mean(is_high, mask, num_tokens)
-    dual = 0.0 if is_dual is None else masked_mean(is_dual, mask, num_tokens)
-    return {
+    """Describe a policy loss; `staleness` is `None` for a coupled one, whose weight is 1.
+
+    Args:
+        selection: Trainable positions.
+        update: Current over proximal, or over behavior for a coupled loss.
+        clip: On how many tokens the bounds act.
+        staleness: Proximal over behavior.
+    """
+    num_tokens = selection.num_tokens
+    ratio_sum = update.value.sum(dtype=torch.float64)
+    sums = {
+        "clip/fraction": clip.num_low + clip.num_high,
+        "clip/low_fraction": clip.num_low,
+        "clip/high_fraction": clip.num_high,
+        "update_ratio/mean": ratio_sum,
+        "kl/proximal_current_k3": ratio_sum - num_tokens - update.log_sum,
+    }
+    metrics: dict[str, Tensor | float] = {
         NUM_TOKENS: num_tokens,
-        "clip/fraction": low + high,
-        "clip/low_fraction": low,
-        "clip/high_fraction": high,
-        "clip/dual_fraction": dual,
-        "update_ratio/mean": masked_mean(ratio, mask, num_tokens),
-        "update_ratio/max": masked_max(ratio, mask),
-        "kl/proximal_current_k3": masked_mean(ratio - 1 - log_ratio, mask, num_tokens),
+        "update_ratio/max": largest(update.value),
+        "clip/dual_fraction": 0.0,
     }
+    if clip.num_dual is not None:
+        sums["clip/dual_fraction"] = clip.num_dual
+    if staleness is None:
+        return metrics | token_means(sums, num_tokens) | _COUPLED
+    sums |= _staleness_sums(staleness, num_tokens)
+    metrics["staleness_ratio/max"] = largest(staleness.ratio.value)
+    metrics["staleness_ratio/capped_fraction"] = 0.0
+    metrics |= token_means(sums, num_tokens)
+    if staleness.is_bounded is None:
+        metrics[_WEIGHT_MEAN] = metrics["staleness_ratio/mean"]
+    metrics[_ESS] = _ess_fraction(metrics[_WEIGHT_MEAN], metrics[_WEIGHT_SQUARE_MEAN])
+    return metrics
 
 
-def coupled_staleness_metrics() -> dict[str, Tensor | float]:
-    """Describe a loss without a staleness weight: the weight is 1."""
-    return {
-        "staleness_ratio/mean": 1.0,
-        "staleness_ratio/max": 1.0,
-        "staleness_ratio/square_mean": 1.0,
-        "staleness_ratio/capped_fraction": 0.0,
-        _WEIGHT_MEAN: 1.0,
-        _WEIGHT_SQUARE_MEAN: 1.0,
-        _ESS: 1.0,
-        "kl/behavior_proximal_k3": 0.0,
-    }
-
-
-@torch.no_grad()
-def staleness_metrics(staleness: StalenessWeight, mask: Tensor) -> dict[str, Tensor | float]:
-    """Describe the staleness weight before and after its cap."""
-    num_tokens = mask.sum().double()
+def _staleness_sums(staleness: StalenessWeight, num_tokens: Tensor) -> dict[str, Tensor]:
     ratio, weight = staleness.ratio, staleness.weight
-    mean = masked_mean(ratio, mask, num_tokens)
-    square_mean = masked_mean(ratio * ratio, mask, num_tokens)
-    capped: Tensor | float = 0.0
-    weight_mean, weight_square_mean = mean, square_mean
-    if staleness.is_capped is not None:
-        capped = masked_mean(staleness.is_capped, mask, num_tokens)
-        weight_mean = masked_mean(weight, mask, num_tokens)
-        weight_square_mean = masked_mean(weight * weight, mask, num_tokens)
-    kl = masked_mean(ratio - 1 - staleness.log_ratio, mask, num_tokens)
-    return {
-        "staleness_ratio/mean": mean,
-        "staleness_ratio/max": masked_max(ratio, mask),
-        "staleness_ratio/square_mean": square_mean,
-        "staleness_ratio/capped_fraction": capped,
-        _WEIGHT_MEAN: weight_mean,
-        _WEIGHT_SQUARE_MEAN: weight_square_mean,
-        _ESS: _ess_fraction(weight_mean, weight_square_mean),
-        "kl/behavior_proximal_k3": kl,
+    ratio_sum = ratio.value.sum(dtype=torch.float64)
+    sums = {
+        "staleness_ratio/mean": ratio_sum,
+        "kl/behavior_proximal_k3": ratio_sum - num_tokens - ratio.log_sum,
+        _WEIGHT_SQUARE_MEAN: (weight * weight).sum(dtype=torch.float64),
     }
+    if staleness.is_bounded is not None:
+        sums["staleness_ratio/capped_fraction"] = staleness.is_bounded.sum().double()
+        sums[_WEIGHT_MEAN] = weight.sum(dtype=torch.float64)
+    return sums
 
 
-def _ess_fraction(mean: Tensor, square_mean: Tensor) -> Tensor:
+def token_means(sums: Mapping[str, Tensor], num_tokens: Tensor) -> dict[str, Tensor]:
+    """Divide float64 sums over trainable tokens by their number; 0 if there is none."""
+    means = torch.stack(tuple(sums.values())) / num_tokens.clamp(min=1)
+    return dict(zip(sums, means.unbind(), strict=True))
+
+
+def largest(values: Tensor) -> Tensor:
+    """Return the maximum of non-negative values as float64 scalar, 0 if there is none."""
+    return values.amax().double() if values.numel() else values.sum(dtype=torch.float64)
+
+
+def _ess_fraction(mean: Tensor | float, square_mean: Tensor | float) -> Tensor:
     """Return `mean^2 / square_mean`, and 0 when every weight is 0."""
-    return torch.where(square_mean == 0, 0.0, mean * mean / square_mean)
+    mean, square_mean = torch.as_tensor(mean), torch.as_tensor(square_mean)
+    return mean * mean / torch.where(square_mean == 0, 1.0, square_mean)
 
 
 def merge_metrics(parts: Iterable[Metrics]) -> dict[str, float]:

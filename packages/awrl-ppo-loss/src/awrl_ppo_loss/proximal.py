@@ -22,8 +22,8 @@ from awrl_ppo_loss.arguments import (
     require_tokens,
 )
 from awrl_ppo_loss.errors import ArgumentError, OptionError
-from awrl_ppo_loss.metrics import NUM_TOKENS, masked_max, masked_mean
-from awrl_ppo_loss.ratios import upcast
+from awrl_ppo_loss.metrics import NUM_TOKENS, largest, token_means
+from awrl_ppo_loss.selection import upcast
 
 
 class ProximalMethod(StrEnum):
@@ -164,11 +164,12 @@ def _approximation_errors(
 ) -> dict[str, Tensor | float]:
     num_tokens = mask.sum().double()
     metrics: dict[str, Tensor | float] = {NUM_TOKENS: num_tokens}
+    sums: dict[str, Tensor] = {}
     for name, value in {"loglinear": approximate, "behavior": behavior}.items():
         error = torch.where(mask, upcast(value) - upcast(recomputed), 0.0).abs()
-        metrics[f"proximal/{name}_abs_error_mean"] = masked_mean(error, mask, num_tokens)
-        metrics[f"proximal/{name}_abs_error_max"] = masked_max(error, mask)
-    return metrics
+        sums[f"proximal/{name}_abs_error_mean"] = error.sum(dtype=torch.float64)
+        metrics[f"proximal/{name}_abs_error_max"] = largest(error)
+    return metrics | token_means(sums, num_tokens)
 
 
 def _require_method(method: ProximalMethod | str) -> ProximalMethod:

@@ -1,125 +1,92 @@
-"""Importance ratios between two policies, from their per-token log-probs.
+"""Importance ratios between two policies, from their per-token log-probs, without gradient.
 
 Invariants:
-* a masked position has log-ratio exactly 0 and passes no gradient, whatever its inputs hold: the
-  choice is made before `exp`, because 0 * inf is NaN in the backward pass;
-* a finite log-ratio is bounded by `LOG_RATIO_BOUND` before `exp`, beyond which its gradient is 0;
-* an unmasked NaN or infinity gives NaN: it marks broken data and must stay visible.
+* a masked position has ratio 0, whatever its inputs hold;
+* a finite log-ratio is bounded by `LOG_RATIO_BOUND` before `exp`, beyond which its derivative is 0;
+* an unmasked NaN or infinity marks broken data: it stays in `log_sum`, which `surrogate_loss` lets
+  into the loss and the gradient, although the bound would have made an ordinary ratio of it.
 
-Legend: `B` sequences, `T` tokens.
+Legend: `N` positions, flattened.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from awrl_ppo_loss.arguments import require_choice, require_number
-from awrl_ppo_loss.errors import OptionError
+from awrl_ppo_loss.selection import Selection, upcast
 
 LOG_RATIO_BOUND = 20.0
 """Bound of a log-ratio: exp(20) is 4.9e8, so that the product of two ratios, its square and a sum
 over millions of tokens stay finite in float32, whose exp overflows at 88.7."""
 
+RATIO_CEILING = math.exp(LOG_RATIO_BOUND) * (1 - 1e-4)
+"""Ratios from here on have met the bound: their derivative is 0. Just below exp(20), which float32
+rounds."""
+
 WeightAction = Literal["mask", "clamp"]
-"""What a cap does to a staleness weight above it: `mask` sets it to 0, `clamp` to the cap."""
+"""What a bound does to a staleness weight outside it: `mask` sets it to 0, `clamp` to the bound."""
 
 
-def upcast(logprobs: Tensor) -> Tensor:
-    """Return log-probs in float32 at least: a bfloat16 difference is no ratio."""
-    return logprobs if logprobs.dtype in (torch.float32, torch.float64) else logprobs.float()
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A policy over another one, per token."""
+
+    value: Tensor
+    """`[N]`, 0 at masked positions."""
+    log_sum: Tensor
+    """Float64 scalar: sum of the unbounded log-ratios, not finite if an unmasked one is not."""
 
 
-def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """Return `numerator - denominator` of log-probs, 0 at masked positions, bounded.
-
-    Args:
-        numerator: Log-probs `[B, T]` or `[T]`; the gradient flows through both.
-        denominator: Log-probs of the same shape.
-        mask: Bool of the same shape.
-
-    Returns:
-        Float32 (float64 if an input is) of the same shape, within +-`LOG_RATIO_BOUND`, or NaN
-        where an unmasked input is NaN or infinite.
-    """
-    difference = torch.where(mask, upcast(numerator) - upcast(denominator), 0.0)
-    # x - x is 0, and NaN for an infinity that clamp would have turned into an ordinary ratio.
-    return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND) + (difference - difference)
+def token_ratio(numerator: Tensor, denominator: Tensor, selection: Selection) -> Ratio:
+    """Return `exp(numerator - denominator)` of log-probs `[N]`."""
+    difference = selection.keep(upcast(numerator) - upcast(denominator))
+    log_sum = difference.sum(dtype=torch.float64)
+    value = difference.clamp_(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_()
+    return Ratio(selection.keep(value), log_sum)
 
 
 @dataclass(frozen=True, slots=True)
 class StalenessWeight:
-    """The weight of every token for the age of the policy that sampled it, without gradient."""
+    """What multiplies every token's loss for the age of the policy that sampled it."""
 
-    log_ratio: Tensor
-    """`p - b`, 0 at masked positions."""
-    ratio: Tensor
-    """`exp(p - b)` before any cap."""
+    ratio: Ratio
+    """Proximal over behavior, before any bound."""
     weight: Tensor
-    """What multiplies the loss: the ratio after the cap."""
-    is_capped: Tensor | None
-    """Where the cap acted; `None` without a cap."""
+    """`[N]`: the ratio after the bounds."""
+    is_bounded: Tensor | None
+    """Bool `[N]`, where a bound acted; `None` without bounds."""
 
 
-def require_cap(cap: float | None, action: str) -> None:
-    """Refuse a cap that is not > 0, or an unknown action.
-
-    Raises:
-        OptionError: One of the two is wrong.
-    """
-    require_choice("behav_imp_weight_action", action, get_args(WeightAction))
-    if cap is not None:
-        require_number("behav_imp_weight_cap", cap, above=0)
-
-
-def require_clip(clip_low: float, clip_high: float, dual_clip: float | None) -> None:
-    """Refuse clip bounds outside `0 <= clip_low < 1`, `clip_high >= 0`, `dual_clip > 1 + clip_high`.
-
-    Raises:
-        OptionError: One of the three is wrong.
-    """
-    require_number("clip_low", clip_low, at_least=0, at_most=1)
-    require_number("clip_high", clip_high, at_least=0)
-    if dual_clip is not None:
-        require_number("dual_clip", dual_clip, above=1)
-        if dual_clip <= 1 + clip_high:
-            raise OptionError(
-                f"dual_clip must be > 1 + clip_high = {1 + clip_high:g}, got {dual_clip!r}. "
-                "It bounds the ratio of tokens with a negative advantage; 3 is usual."
-            )
-
-
-@torch.no_grad()
 def staleness_weight(
-    proximal_logprobs: Tensor,
-    behavior_logprobs: Tensor,
-    mask: Tensor,
+    ratio: Ratio,
+    selection: Selection,
     *,
-    cap: float | None = None,
     floor: float | None = None,
+    cap: float | None = None,
     action: WeightAction = "mask",
 ) -> StalenessWeight:
-    """Return `w = stop_gradient(exp(p - b))`, after the cap if there is one.
+    """Return the weight `stop_gradient(exp(p - b))`, after the bounds if there are any.
 
     Args:
-        proximal_logprobs: `[B, T]` or `[T]`.
-        behavior_logprobs: Same shape.
-        mask: Bool of the same shape.
-        cap: Largest weight kept; `None` keeps all.
+        ratio: Proximal over behavior.
+        selection: Trainable positions.
         floor: Smallest weight kept; `None` keeps all.
-        action: `mask` gives tokens outside weight 0, `clamp` moves their weight to the bound.
+        cap: Largest weight kept; `None` keeps all.
+        action: What happens to a weight outside.
     """
-    log_ratio = masked_log_ratio(proximal_logprobs, behavior_logprobs, mask)
-    ratio = log_ratio.exp()
     if cap is None and floor is None:
-        return StalenessWeight(log_ratio, ratio, ratio, None)
-    is_capped = torch.zeros_like(mask)
+        return StalenessWeight(ratio, ratio.value, None)
+    is_bounded = torch.zeros_like(selection.mask)
     if cap is not None:
-        is_capped = is_capped | (ratio > cap)
+        is_bounded |= ratio.value > cap
     if floor is not None:
-        is_capped = is_capped | (ratio < floor)
-    is_capped = is_capped & mask
-    clamped = ratio.clamp(min=floor, max=cap)
-    weight = clamped if action == "clamp" else torch.where(is_capped, 0.0, ratio)
-    return StalenessWeight(log_ratio, ratio, weight, is_capped)
+        is_bounded |= ratio.value < floor
+    is_bounded &= selection.mask
+    if action == "clamp":
+        weight = selection.keep(ratio.value.clamp(min=floor, max=cap))
+    else:
+        weight = ratio.value.masked_fill(is_bounded, 0.0)
+    return StalenessWeight(ratio, weight, is_bounded)
