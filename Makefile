@@ -40,7 +40,7 @@ build: ## wheels and source archives of every distribution, in dist
 	uv build --all-packages --out-dir dist
 
 docs: ## docs/configuration.md from the field docstrings
-	$(BIN)/python -m webrl.config.reference docs/configuration.md
+	$(BIN)/webrl configs --keys > docs/configuration.md
 
 clean: ## what builds and tests leave behind
 	rm -rf dist .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -8,7 +8,7 @@ import difflib
 from rich.console import Console
 
 from webrl.cli.command import Commands
-from webrl.config import packaged_configs
+from webrl.config import packaged_configs, reference_page
 from webrl.errors import ConfigError
 
 __all__ = ["add_command"]
@@ -22,6 +22,7 @@ def add_command(commands: Commands) -> None:
         description="List the packaged configurations, or print one as TOML to start from.",
     )
     parser.add_argument("name", nargs="?", help="configuration to print")
+    parser.add_argument("--keys", action="store_true", help="describe every key, as Markdown")
     parser.set_defaults(run=run)
 
 
@@ -29,6 +30,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """List or print."""
     packaged = packaged_configs()
     name: str | None = arguments.name
+    if arguments.keys:
+        console.print(reference_page(), end="")
+        return 0
     if name is None:
         width = max(len(known) for known in packaged)
         for known, text in packaged.items():

@@ -19,6 +19,7 @@ from webrl.config.published import (
     PublishedKey,
     ServerChoice,
 )
+from webrl.config.reference import field_docs, reference_page
 from webrl.config.rollout import GenerationConfig, RolloutConfig, TestRolloutConfig
 from webrl.config.run import WebRLConfig
 from webrl.config.services import (
@@ -63,8 +64,10 @@ __all__ = [
     "config_warnings",
     "describe_plan",
     "estimate_screenshot_bytes",
+    "field_docs",
     "load_config",
     "packaged_configs",
+    "reference_page",
     "resolve_run_dir",
     "to_toml",
 ]

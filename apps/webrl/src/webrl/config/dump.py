@@ -8,7 +8,7 @@ from typing import Any
 
 from webrl.config.run import WebRLConfig
 
-__all__ = ["to_toml"]
+__all__ = ["format_value", "to_toml"]
 
 
 def to_toml(config: WebRLConfig) -> str:
@@ -23,7 +23,7 @@ def _write_table(section: Any, key: str, lines: list[str]) -> None:
     fields = [(field.name, getattr(section, field.name)) for field in dataclasses.fields(section)]
     for name, value in fields:
         if not dataclasses.is_dataclass(value) and not isinstance(value, tuple):
-            lines.append(f"{name} = {_value(value)}")
+            lines.append(f"{name} = {format_value(value)}")
     for name, value in fields:
         full = f"{key}.{name}" if key else name
         if isinstance(value, tuple):
@@ -35,7 +35,8 @@ def _write_table(section: Any, key: str, lines: list[str]) -> None:
             _write_table(value, full, lines)
 
 
-def _value(value: object) -> str:
+def format_value(value: object) -> str:
+    """Return one value as TOML spells it."""
     if value is None:
         return '"none"'
     if isinstance(value, bool):
