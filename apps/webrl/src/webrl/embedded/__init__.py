@@ -1,0 +1,22 @@
+"""The embedded inference server: SGLang's HTTP over HF transformers, for machines without SGLang.
+
+`python -m webrl.embedded --model-path DIR --port N` runs one.
+"""
+
+from __future__ import annotations
+
+from webrl.embedded.config import EmbeddedServerConfig
+from webrl.embedded.errors import (
+    BadRequestError,
+    EmbeddedServerError,
+    WeightGroupError,
+    WeightUpdateError,
+)
+
+__all__ = [
+    "BadRequestError",
+    "EmbeddedServerConfig",
+    "EmbeddedServerError",
+    "WeightGroupError",
+    "WeightUpdateError",
+]

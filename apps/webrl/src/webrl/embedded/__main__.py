@@ -1,0 +1,90 @@
+"""`python -m webrl.embedded`: run one embedded server in this process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from dataclasses import MISSING, fields
+
+from webrl.embedded.config import EmbeddedServerConfig
+from webrl.embedded.watch import end_with_parent
+
+_HELP = {
+    "model_path": "local folder of the checkpoint",
+    "host": "address to listen on",
+    "port": "port to listen on; 0 for a free one",
+    "device": "torch device",
+    "dtype": "float32, bfloat16 or float16",
+    "num_threads": "torch threads",
+    "weight_version": "version label until the first update",
+    "max_running_requests": "requests in one running batch",
+    "max_prefill_tokens": "padded tokens of one prefill",
+    "context_length": "most tokens of prompt and answer; default: the model's own",
+    "prompt_cache_tokens": "tokens of prompts kept for sharing",
+    "max_body_bytes": "largest request body",
+    "group_timeout_s": "timeout of broadcast groups, seconds",
+    "seed": "seed of the draws",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m webrl.embedded", description=__doc__)
+    for field in fields(EmbeddedServerConfig):
+        flag = "--" + field.name.replace("_", "-")
+        help_text = _HELP[field.name]
+        if field.default is MISSING:
+            parser.add_argument(flag, required=True, help=help_text)
+        elif field.default is None:
+            parser.add_argument(flag, type=int, default=None, help=help_text)
+        else:
+            parser.add_argument(
+                flag, type=type(field.default), default=field.default, help=help_text
+            )
+    parser.add_argument(
+        "--watch-parent", action="store_true", help="end when the process that started this ends"
+    )
+    parser.add_argument("--log-level", default="info", help="level of the log on standard error")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a server until it is told to end; return the exit code."""
+    parent_pid = os.getppid()
+    options = vars(_parser().parse_args(arguments))
+    if options.pop("watch_parent"):
+        end_with_parent(parent_pid)
+    level = str(options.pop("log_level")).upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logger = logging.getLogger("webrl.embedded")
+    try:
+        config = EmbeddedServerConfig(**options)
+    except ValueError as error:
+        logger.error("%s", error)
+        return 2
+    # Torch reads this when it is imported, which the next line does.
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.num_threads))
+    return _run(config, logger)
+
+
+def _run(config: EmbeddedServerConfig, logger: logging.Logger) -> int:
+    # Imported late: a wrong argument and a taken port are told before seconds of imports.
+    from webrl.embedded.listener import open_socket  # noqa: PLC0415
+
+    try:
+        listener = open_socket(config.host, config.port)
+    except OSError as error:
+        logger.error("%s", error)
+        return 2
+    from webrl.embedded.server import serve  # noqa: PLC0415
+
+    asyncio.run(serve(config, listener))
+    logging.shutdown()
+    # Worker threads may hang in a broadcast whose sender is gone; they must not hold the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The running batch: requests that have a KV row, prefilled together and decoded together.
+
+Invariants:
+
+* Request `i` of `requests` owns row `i` of the KV cache; both change together.
+* Requests with equal prompts in one admission, or with a prompt that is still cached, share one
+  prefill; each draws its own tokens.
+* A request whose last token is drawn leaves the batch at once.
+
+Synchronous; owned by the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from webrl.embedded.kv_cache import RowCache
+from webrl.embedded.prompt_cache import PromptCache, PromptKey, PromptState
+from webrl.embedded.request import FinishReason, GenerationRequest
+from webrl.embedded.runner import Runner
+from webrl.embedded.sampling import draw_tokens
+
+__all__ = ["Drawn", "RunningBatch"]
+
+Drawn = tuple[GenerationRequest, FinishReason | None]
+"""A request that got one more token, and why it ended with it, if it did."""
+
+
+class RunningBatch:
+    """Requests with a KV row."""
+
+    def __init__(self, runner: Runner, *, max_prefill_tokens: int, cache_tokens: int) -> None:
+        """Start empty.
+
+        Args:
+            runner: Runs the forwards.
+            max_prefill_tokens: Padded tokens of one prefill forward.
+            cache_tokens: Tokens of prompts that are kept for sharing.
+        """
+        self._runner = runner
+        self._max_prefill_tokens = max_prefill_tokens
+        self._rows = RowCache()
+        self._prompts = PromptCache(cache_tokens)
+        self.requests: list[GenerationRequest] = []
+        self.num_prefill_tokens = 0
+        self.num_shared_prompts = 0
+        self.num_decode_steps = 0
+        self.num_output_tokens = 0
+
+    def forget_prompts(self) -> None:
+        """Drop every shared prefill; rows in use stay."""
+        self._prompts.clear()
+
+    def admit(self, requests: Sequence[GenerationRequest], version: str) -> list[Drawn]:
+        """Prefill `requests`, give them rows, and draw the first token of each."""
+        states = self._prompt_states(requests)
+        for request in requests:
+            state = states[request.key]
+            self._rows.append(state.kv)
+            request.num_places = state.kv.num_tokens
+            request.next_position = state.next_position
+            request.inputs = None
+            self.requests.append(request)
+        logits = torch.stack([states[request.key].logits for request in requests])
+        return self._draw(list(requests), logits, version)
+
+    def decode(self, version: str) -> list[Drawn]:
+        """Draw the next token of every request in the batch."""
+        requests = list(self.requests)
+        self.num_decode_steps += 1
+        logits = self._runner.decode(
+            [request.output_ids[-1] for request in requests],
+            [request.next_position for request in requests],
+            self._rows.view([request.num_places for request in requests]),
+        )
+        for request in requests:
+            request.num_places += 1
+            request.next_position += 1
+        return self._draw(requests, logits, version)
+
+    def release(self, request: GenerationRequest) -> None:
+        """Take `request` out of the batch."""
+        row = next(i for i, other in enumerate(self.requests) if other is request)
+        self._rows.remove(row, self.requests[-1].num_places)
+        last = self.requests.pop()
+        if last is not request:
+            self.requests[row] = last
+
+    def clear(self) -> list[GenerationRequest]:
+        """Empty the batch, rows and shared prompts too; return who was in it."""
+        requests, self.requests = self.requests, []
+        self._rows.clear()
+        self._prompts.clear()
+        return requests
+
+    def _draw(
+        self, requests: list[GenerationRequest], logits: torch.Tensor, version: str
+    ) -> list[Drawn]:
+        token_ids, logprobs = draw_tokens(logits, [r.sampling_row() for r in requests])
+        self.num_output_tokens += len(requests)
+        drawn: list[Drawn] = []
+        for request, token_id, logprob in zip(requests, token_ids, logprobs, strict=True):
+            finish = request.append(token_id, logprob, version)
+            if finish is not None:
+                self.release(request)
+            drawn.append((request, finish))
+        return drawn
+
+    def _prompt_states(self, requests: Sequence[GenerationRequest]) -> dict[PromptKey, PromptState]:
+        states: dict[PromptKey, PromptState] = {}
+        missing: dict[PromptKey, GenerationRequest] = {}
+        for request in requests:
+            known = None if request.key in missing else self._prompts.get(request.key)
+            if known is not None:
+                states[request.key] = known
+            if known is not None or request.key in missing:
+                self.num_shared_prompts += 1
+                request.num_cached_tokens = request.num_prompt_tokens
+            else:
+                missing[request.key] = request
+        for chunk in self._chunks(list(missing.values())):
+            for request, state in zip(chunk, self._prefill(chunk), strict=True):
+                states[request.key] = state
+                self._prompts.put(request.key, state)
+        return states
+
+    def _prefill(self, requests: Sequence[GenerationRequest]) -> list[PromptState]:
+        inputs = [request.inputs for request in requests if request.inputs is not None]
+        self.num_prefill_tokens += sum(len(prompt.input_ids) for prompt in inputs)
+        return self._runner.prefill(inputs)
+
+    def _chunks(self, requests: list[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
+        """Cut by padded size; similar lengths together, so that little is padding."""
+        chunk: list[GenerationRequest] = []
+        for request in sorted(requests, key=_length):
+            if chunk and _length(request) * (len(chunk) + 1) > self._max_prefill_tokens:
+                yield chunk
+                chunk = []
+            chunk.append(request)
+        if chunk:
+            yield chunk
+
+
+def _length(request: GenerationRequest) -> int:
+    assert request.inputs is not None
+    return len(request.inputs.input_ids)

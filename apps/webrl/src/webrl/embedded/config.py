@@ -1,0 +1,61 @@
+"""What an embedded server is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["EmbeddedServerConfig"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddedServerConfig:
+    """Settings of one embedded server process.
+
+    Raises:
+        ValueError: A field breaks its rule; the message names it.
+    """
+
+    model_path: str
+    """Local folder of an HF image-text checkpoint with its processor."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 30000
+    """Port to listen on; taken before the model is loaded."""
+    device: str = "cpu"
+    """Torch device of the model."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Dtype of weights and KV cache; updates must come in it."""
+    num_threads: int = 1
+    """Torch threads for the model."""
+    weight_version: str = "default"
+    """Version label until the first update; `default` as in SGLang."""
+    max_running_requests: int = 64
+    """Requests in one running batch; more wait their turn."""
+    max_prefill_tokens: int = 16384
+    """Padded tokens of one prefill forward; bounds its memory and how long an abort waits."""
+    context_length: int | None = None
+    """Longest prompt plus answer, in tokens; the model's own limit when `None`."""
+    prompt_cache_tokens: int = 65536
+    """Tokens of shared prompts whose KV cache is kept; 0 shares within one step only."""
+    max_body_bytes: int = 64 * 2**20
+    """Largest request body; a bigger one is answered 413."""
+    group_timeout_s: float = 60.0
+    """Torch's own timeout of broadcast groups: joining, and each broadcast."""
+    seed: int = 0
+    """Seed of the draws of requests that bring no seed of their own."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port must be in [0, 65535], got {self.port}. Use 0 for a free one.")
+        for name in ("num_threads", "max_running_requests", "max_prefill_tokens", "max_body_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Raise it.")
+        if self.prompt_cache_tokens < 0:
+            raise ValueError(
+                f"prompt_cache_tokens must be >= 0, got {self.prompt_cache_tokens}. Use 0 for none."
+            )
+        if self.context_length is not None and self.context_length < 2:
+            raise ValueError(f"context_length must be >= 2, got {self.context_length}. Raise it.")
+        if not self.group_timeout_s > 0:
+            raise ValueError(f"group_timeout_s must be > 0, got {self.group_timeout_s}. Raise it.")

@@ -1,0 +1,109 @@
+"""One embedded server: takes its port, loads the model, answers until it is told to end.
+
+Invariants:
+
+* The port is taken before the model is loaded, so that a taken one costs no time; nothing is
+  answered before the model is ready (connections wait in the socket's backlog until then).
+* At the end nothing is left: requests in flight are answered with `abort`, the model thread is
+  joined, groups end with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from webrl.embedded.config import EmbeddedServerConfig
+from webrl.embedded.engine import Engine
+from webrl.embedded.errors import BadRequestError, EmbeddedServerError
+from webrl.embedded.generation_routes import generation_routes
+from webrl.embedded.runner import load_runner
+from webrl.embedded.scheduler import Scheduler, SchedulerConfig
+from webrl.embedded.state import STATE, ServerState
+from webrl.embedded.weight_routes import weight_routes
+
+__all__ = ["build_app", "build_state", "serve"]
+
+logger = logging.getLogger(__name__)
+
+_STOP_DEADLINE_S = 1.5
+"""Seconds for the model thread to end a step; a thread in a longer one ends with the process."""
+
+
+def build_state(config: EmbeddedServerConfig, loop: asyncio.AbstractEventLoop) -> ServerState:
+    """Load the model and start its thread; answers arrive in `loop`."""
+    runner = load_runner(config)
+    scheduler = Scheduler(
+        runner,
+        SchedulerConfig(
+            max_running=config.max_running_requests,
+            max_prefill_tokens=config.max_prefill_tokens,
+            prompt_cache_tokens=config.prompt_cache_tokens,
+            weight_version=config.weight_version,
+        ),
+    )
+    engine = Engine(scheduler, loop)
+    state = ServerState(config, runner, scheduler, engine)
+    engine.start()
+    return state
+
+
+def build_app(state: ServerState) -> web.Application:
+    """Return the HTTP application over `state`."""
+    app = web.Application(middlewares=[_errors], client_max_size=state.config.max_body_bytes)
+    app[STATE] = state
+    app.add_routes([*generation_routes(), *weight_routes()])
+    return app
+
+
+@web.middleware
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Turn our errors into SGLang's answers; the boundary of the HTTP side."""
+    try:
+        return await handler(request)
+    except BadRequestError as error:
+        return _failure(400, {"error": {"message": str(error)}})
+    except EmbeddedServerError as error:
+        return _failure(400, {"success": False, "message": str(error)})
+    except web.HTTPException:
+        raise
+    except Exception as error:
+        logger.exception("%s %s failed", request.method, request.path)
+        message = f"{type(error).__name__}: {error}"
+        return _failure(500, {"success": False, "error": {"message": message}})
+
+
+def _failure(status: int, body: dict[str, object]) -> web.Response:
+    return web.Response(
+        status=status, body=msgspec.json.encode(body), content_type="application/json"
+    )
+
+
+async def serve(config: EmbeddedServerConfig, listener: socket.socket) -> None:
+    """Answer on `listener` until SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    state = build_state(config, loop)
+    runner = web.AppRunner(
+        build_app(state), handler_cancellation=True, access_log=None, shutdown_timeout=0.5
+    )
+    await runner.setup()
+    site = web.SockSite(runner, listener)
+    await site.start()
+    host, port = listener.getsockname()[:2]
+    logger.info("embedded server ready at http://%s:%d (%s)", host, port, config.model_path)
+    await stop.wait()
+    await state.engine.call(lambda scheduler: scheduler.abort(""))
+    await runner.cleanup()
+    if not state.engine.stop(_STOP_DEADLINE_S):
+        logger.warning("the model thread is in a long step; it ends with the process")

@@ -1,0 +1,239 @@
+"""Broadcast groups that a trainer opens as rank 0 and the server joins, exactly as SGLang does.
+
+Invariants:
+
+* A group is made from its own rendezvous and a `PrefixStore` of its name, through torch's own
+  helper, so that rank 0 can't tell this server from a real one. A default group of this process
+  alone exists beside it.
+* A broadcast is received into memory of its own; the weights are not touched here.
+* Joining and receiving are bounded by torch's own timeout. A group whose broadcast failed is
+  broken: it is dropped at once, and the next join needs a fresh name or port.
+
+Blocking: called in worker threads, one call at a time per group.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import (
+    Backend,
+    PrefixStore,
+    _new_process_group_helper,  # pyright: ignore[reportPrivateUsage]
+    _world,  # pyright: ignore[reportPrivateUsage]
+    rendezvous,
+)
+
+from webrl.embedded.errors import WeightGroupError
+from webrl.embedded.weights import TensorSpec
+from webrl.embedded.wire import InitGroupBody
+
+__all__ = ["WeightGroups", "parse_specs"]
+
+logger = logging.getLogger(__name__)
+
+
+def parse_specs(
+    names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+) -> list[TensorSpec]:
+    """Return the specs that an update's three lists describe.
+
+    Raises:
+        WeightGroupError: Lists of unequal length, an empty one, an unknown dtype, a bad shape.
+    """
+    if not names or not len(names) == len(dtypes) == len(shapes):
+        raise WeightGroupError(
+            "names, dtypes and shapes must have one length > 0, got "
+            f"{len(names)}, {len(dtypes)} and {len(shapes)}. Nothing was received."
+        )
+    specs: list[TensorSpec] = []
+    for name, dtype_name, shape in zip(names, dtypes, shapes, strict=True):
+        dtype = getattr(torch, dtype_name.removeprefix("torch."), None)
+        if not isinstance(dtype, torch.dtype):
+            raise WeightGroupError(
+                f"dtype of {name!r} must be a torch dtype, got {dtype_name!r}. "
+                "Nothing was received."
+            )
+        if any(size < 0 for size in shape):
+            raise WeightGroupError(f"shape of {name!r} must not be negative, got {list(shape)}.")
+        specs.append(TensorSpec(name=name, shape=tuple(shape), dtype=dtype))
+    return specs
+
+
+class WeightGroups:
+    """The groups that this server has joined, by name."""
+
+    def __init__(self, *, device: str, timeout_s: float) -> None:
+        """Start with none.
+
+        Args:
+            device: Where broadcasts are received.
+            timeout_s: Torch's own timeout for joining and for each broadcast.
+        """
+        self._device = torch.device(device)
+        self._timeout = timedelta(seconds=timeout_s)
+        self._groups: dict[str, dist.ProcessGroup] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the groups joined."""
+        return tuple(sorted(self._groups))
+
+    def join(self, body: InitGroupBody) -> None:
+        """Join a group; returns once all its members are there.
+
+        Raises:
+            WeightGroupError: The name is taken, the numbers are impossible, or not all came.
+        """
+        self._check(body)
+        try:
+            with self._lock:
+                _ensure_default_group()
+            group = self._open(body)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise WeightGroupError(
+                f"group {body.group_name!r} must form at {body.master_address}:{body.master_port}, "
+                f"got: {error}. Open rank 0 at the same time, on a free port."
+            ) from error
+        self._groups[body.group_name] = group
+
+    def _check(self, body: InitGroupBody) -> None:
+        if not body.group_name:
+            raise WeightGroupError("group_name must not be empty, got ''. Name the group.")
+        if body.group_name in self._groups:
+            raise WeightGroupError(
+                f"group_name must be new, got {body.group_name!r}, which was joined already. "
+                "Destroy it first, or take another name."
+            )
+        if not 0 < body.rank_offset < body.world_size:
+            raise WeightGroupError(
+                f"rank_offset must be in [1, world_size), got {body.rank_offset} of "
+                f"{body.world_size}. Rank 0 is the trainer."
+            )
+        if body.backend not in ("gloo", "nccl"):
+            raise WeightGroupError(
+                f"backend must be 'gloo' or 'nccl', got {body.backend!r}. Use gloo on CPUs."
+            )
+        if body.backend == "nccl" and self._device.type != "cuda":
+            raise WeightGroupError(
+                f"backend must be 'gloo' on {self._device.type}, got 'nccl'. Use gloo on CPUs."
+            )
+
+    def _open(self, body: InitGroupBody) -> dist.ProcessGroup:
+        host = f"[{body.master_address}]" if ":" in body.master_address else body.master_address
+        iterator = rendezvous(
+            f"tcp://{host}:{body.master_port}",
+            body.rank_offset,
+            body.world_size,
+            timeout=self._timeout,
+        )
+        store, rank, world_size = next(iterator)
+        store.set_timeout(self._timeout)
+        group, _ = _new_process_group_helper(
+            world_size,
+            rank,
+            [],
+            Backend(body.backend),
+            PrefixStore(body.group_name, store),
+            group_name=cast("Any", body.group_name),
+            timeout=self._timeout,
+        )
+        _world.pg_group_ranks[group] = {i: i for i in range(world_size)}
+        return cast("dist.ProcessGroup", group)
+
+    def leave(self, group_name: str) -> None:
+        """Leave a group.
+
+        Raises:
+            WeightGroupError: No such group.
+        """
+        group = self._groups.pop(group_name, None)
+        if group is None:
+            raise WeightGroupError(
+                f"group {group_name!r} must exist to be destroyed, got {list(self.names)}."
+            )
+        dist.destroy_process_group(group)
+
+    def receive(
+        self, group_name: str, specs: Sequence[TensorSpec], *, is_flattened: bool
+    ) -> dict[str, torch.Tensor]:
+        """Take part in the broadcasts of one update and return what came.
+
+        Args:
+            group_name: Group to receive from; rank 0 sends.
+            specs: What comes, in order.
+            is_flattened: One broadcast of all bytes, else one per tensor.
+
+        Raises:
+            WeightGroupError: No such group, or the broadcast failed.
+        """
+        group = self._groups.get(group_name)
+        if group is None:
+            raise WeightGroupError(
+                f"Group {group_name!r} not in {list(self.names)}. "
+                "Please call `init_weights_update_group` first."
+            )
+        try:
+            if is_flattened:
+                return self._receive_flat(group, specs)
+            return self._receive_each(group, specs)
+        except RuntimeError as error:
+            self._groups.pop(group_name, None)
+            raise WeightGroupError(
+                f"broadcast in group {group_name!r} must complete within "
+                f"{self._timeout.total_seconds():g} s, got: {error}. The group is dropped and the "
+                "weights are as before: destroy it on rank 0 and open a new one."
+            ) from error
+
+    def _receive_flat(
+        self, group: dist.ProcessGroup, specs: Sequence[TensorSpec]
+    ) -> dict[str, torch.Tensor]:
+        sizes = [_num_bytes(spec) for spec in specs]
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        dist.broadcast(flat, src=0, group=group)
+        tensors: dict[str, torch.Tensor] = {}
+        start = 0
+        for spec, size in zip(specs, sizes, strict=True):
+            piece = flat[start : start + size]
+            # A view needs the dtype's alignment; a bucket of several dtypes may lack it.
+            if start % spec.dtype.itemsize:
+                piece = piece.clone()
+            tensors[spec.name] = piece.view(spec.dtype).reshape(spec.shape)
+            start += size
+        return tensors
+
+    def _receive_each(
+        self, group: dist.ProcessGroup, specs: Sequence[TensorSpec]
+    ) -> dict[str, torch.Tensor]:
+        received = [
+            (spec.name, torch.empty(spec.shape, dtype=spec.dtype, device=self._device))
+            for spec in specs
+        ]
+        # All are posted before the first is awaited, as SGLang does: rank 0 may do either.
+        handles = [
+            dist.broadcast(tensor, src=0, group=group, async_op=True) for _, tensor in received
+        ]
+        for handle in handles:
+            if handle is not None:
+                handle.wait()
+        return dict(received)
+
+
+def _num_bytes(spec: TensorSpec) -> int:
+    count = 1
+    for size in spec.shape:
+        count *= size
+    return count * spec.dtype.itemsize
+
+
+def _ensure_default_group() -> None:
+    """Make a default group of this process alone; torch's helpers look for one."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -1,0 +1,147 @@
+"""The server's weights by name: check an update as a whole, then apply it, or refuse it.
+
+Invariants:
+
+* Nothing is written before every name, shape and dtype of an update was found right, so a refused
+  update leaves the weights as they were, bit for bit.
+* Names are those of the checkpoint; a tied head is one weight that may be sent under either name.
+* `apply` runs in the model thread, between two steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from webrl.embedded.errors import WeightUpdateError
+
+__all__ = ["TensorSpec", "WeightTable", "tensor_checksum"]
+
+_MAX_LISTED = 8
+"""Problems that one message names; the rest are counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """What a sender says about one tensor."""
+
+    name: str
+    """Its name in the checkpoint."""
+    shape: tuple[int, ...]
+    """Its shape."""
+    dtype: torch.dtype
+    """Its dtype."""
+
+
+def tensor_checksum(tensor: torch.Tensor) -> str:
+    """Return the first 8 bytes of SHA-256 over the tensor's bytes, in hex.
+
+    SGLang's CPU checksum is the same, so equal weights of one name and layout compare equal.
+    """
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(memoryview(flat.numpy())).digest()[:8].hex()
+
+
+class WeightTable:
+    """All weights of a model, by checkpoint name."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Refer to the model's tensors; nothing is copied."""
+        self._tensors: dict[str, torch.Tensor] = {
+            name: tensor.data for name, tensor in model.state_dict(keep_vars=True).items()
+        }
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name, tied ones included, sorted."""
+        return tuple(sorted(self._tensors))
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return what the tensor `name` is."""
+        tensor = self._tensors[name]
+        return TensorSpec(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
+
+    def aliases(self) -> list[tuple[str, ...]]:
+        """Return the groups of names that share one tensor (tied weights)."""
+        by_storage: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+        for name in self.names:
+            tensor = self._tensors[name]
+            by_storage.setdefault((tensor.data_ptr(), tuple(tensor.shape)), []).append(name)
+        return [tuple(names) for names in by_storage.values() if len(names) > 1]
+
+    def problems(self, specs: Sequence[TensorSpec], *, any_float: bool = False) -> list[str]:
+        """Return what is wrong with an update, one sentence per tensor; empty when it fits.
+
+        Args:
+            specs: What the update holds.
+            any_float: Whether another floating dtype is converted (checkpoints on disk).
+        """
+        problems: list[str] = []
+        seen: set[str] = set()
+        for spec in specs:
+            if spec.name in seen:
+                problems.append(f"{spec.name!r} must come once, got it twice")
+            elif spec.name not in self._tensors:
+                problems.append(f"{spec.name!r} must be a name of the model, got an unknown one")
+            else:
+                problems += self._mismatch(spec, any_float)
+            seen.add(spec.name)
+        return problems
+
+    def _mismatch(self, spec: TensorSpec, any_float: bool) -> list[str]:
+        own = self.spec(spec.name)
+        if own.shape != spec.shape:
+            return [f"{spec.name!r} must have shape {list(own.shape)}, got {list(spec.shape)}"]
+        converts = any_float and own.dtype.is_floating_point and spec.dtype.is_floating_point
+        if own.dtype != spec.dtype and not converts:
+            return [
+                f"{spec.name!r} must have dtype {_dtype_name(own.dtype)}, "
+                f"got {_dtype_name(spec.dtype)}"
+            ]
+        return []
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return the model's names that `names` leaves out; one of a tied group is enough."""
+        given = set(names)
+        for group in self.aliases():
+            if given.intersection(group):
+                given.update(group)
+        return [name for name in self.names if name not in given]
+
+    def apply(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy `tensors` in.
+
+        Raises:
+            WeightUpdateError: One of them does not fit; nothing was copied.
+        """
+        specs = [
+            TensorSpec(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
+            for name, tensor in tensors.items()
+        ]
+        refuse(self.problems(specs, any_float=True))
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                self._tensors[name].copy_(tensor)
+
+    def checksums(self) -> dict[str, str]:
+        """Return the checksum of every tensor, each tied group under its first name only."""
+        hidden = {name for group in self.aliases() for name in group[1:]}
+        return {
+            name: tensor_checksum(self._tensors[name]) for name in self.names if name not in hidden
+        }
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise `WeightUpdateError` that lists `problems`; nothing happens when there are none."""
+    if not problems:
+        return
+    listed = "; ".join(problems[:_MAX_LISTED])
+    more = f"; and {len(problems) - _MAX_LISTED} more" if len(problems) > _MAX_LISTED else ""
+    raise WeightUpdateError(f"{listed}{more}. The weights were left as they are.")
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
