@@ -16,29 +16,69 @@ from awrl_trainer.errors import (
 from awrl_trainer.metrics import UpdateMetrics
 from awrl_trainer.micro_batches import MicroBatch, RowSize, plan_micro_batches
 from awrl_trainer.rows import Batch, Collate, TrainRow
+from awrl_trainer.sharding import data_parallel_mesh
 from awrl_trainer.text_batches import collate_packed_text, collate_text
+from awrl_trainer.weights.checksum import tensor_checksum
+from awrl_trainer.weights.disk import (
+    DiskPublisher,
+    complete_checkpoints,
+    latest_complete_checkpoint,
+)
+from awrl_trainer.weights.manifest import Bucket, PublishPlan, TensorSpec, plan_publish
+from awrl_trainer.weights.protocols import (
+    BucketTiming,
+    GroupMembership,
+    GroupRequest,
+    IndexedReceiver,
+    VerifiableReceiver,
+    WeightReceiver,
+    WeightSource,
+)
+from awrl_trainer.weights.publisher import XcclPublisher
+from awrl_trainer.weights.report import PublisherConfig, PublishReport
+from awrl_trainer.weights.sender import LocalWeightSource
 
 __all__ = [
     "ActorConfig",
     "Batch",
     "BatchError",
+    "Bucket",
+    "BucketTiming",
     "CheckpointError",
     "Collate",
+    "DiskPublisher",
     "FSDPActor",
+    "GroupMembership",
+    "GroupRequest",
+    "IndexedReceiver",
+    "LocalWeightSource",
     "LossConfig",
     "ManifestMismatchError",
     "MicroBatch",
     "OptimizerConfig",
     "PublishError",
+    "PublishPlan",
+    "PublishReport",
     "PublishTimeoutError",
+    "PublisherConfig",
     "RanksDisagreeError",
     "RowSize",
+    "TensorSpec",
     "TrainRow",
     "TrainerError",
     "UpdateMetrics",
+    "VerifiableReceiver",
+    "WeightReceiver",
+    "WeightSource",
+    "XcclPublisher",
     "collate_packed_text",
     "collate_text",
+    "complete_checkpoints",
+    "data_parallel_mesh",
+    "latest_complete_checkpoint",
     "plan_micro_batches",
+    "plan_publish",
+    "tensor_checksum",
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

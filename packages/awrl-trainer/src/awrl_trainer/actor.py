@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from awrl_trainer.checkpoint import load_checkpoint, save_checkpoint
 from awrl_trainer.config import ActorConfig
 from awrl_trainer.errors import BatchError
 from awrl_trainer.metrics import UpdateMetrics
@@ -26,6 +29,10 @@ from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.rows import Collate, TrainRow
 from awrl_trainer.sharding import data_parallel_mesh, freeze_modules, shard_module
 from awrl_trainer.update import UpdateRunner
+from awrl_trainer.weights.disk import DiskPublisher
+from awrl_trainer.weights.manifest import PublishPlan, plan_publish
+from awrl_trainer.weights.protocols import BucketTiming, GroupRequest
+from awrl_trainer.weights.sender import WeightSender
 
 __all__ = ["FSDPActor"]
 
@@ -46,6 +53,7 @@ class FSDPActor:
         device: Where to compute; None takes the CPU.
         reference: Frozen policy of the KL term; None copies the model when the coefficient is > 0.
         version: Version of the weights that the model holds.
+        rename: Maps the model's parameter names to those that servers know.
         clock: Seconds, for metrics.
 
     Raises:
@@ -62,6 +70,7 @@ class FSDPActor:
         device: torch.device | str | None = None,
         reference: nn.Module | None = None,
         version: int = 0,
+        rename: Callable[[str], str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
@@ -84,6 +93,18 @@ class FSDPActor:
             config=config,
             device=self.device,
             group=self.mesh.get_group(),
+            clock=clock,
+        )
+        named = list(self.policy.model.named_parameters())
+        self.sender = WeightSender(
+            [parameter for _, parameter in named],
+            plan_publish(
+                named,
+                dtype=config.publish_dtype,
+                bucket_bytes=config.publish_bucket_bytes,
+                rename=rename,
+            ),
+            is_source=self.rank == 0,
             clock=clock,
         )
 
@@ -136,6 +157,100 @@ class FSDPActor:
             For each row float32 `[N]`.
         """
         return self._runner.logprobs(rows)
+
+    def save(
+        self, root: Path | str, *, keep: int | None = 3, extra: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Write a complete checkpoint for resuming; called on all ranks.
+
+        Args:
+            root: Directory of the checkpoints, shared by all ranks.
+            keep: Complete checkpoints that stay; None keeps all.
+            extra: JSON values of the caller.
+
+        Returns:
+            The checkpoint's directory.
+
+        Raises:
+            CheckpointError: The disk refused a write; the previous checkpoints are whole.
+        """
+        return save_checkpoint(
+            Path(root),
+            self.policy,
+            self.optimizer,
+            version=self._version,
+            extra=extra or {},
+            keep=keep,
+            group=self.mesh.get_group(),
+        )
+
+    def load(self, path: Path | str) -> dict[str, Any]:
+        """Load a complete checkpoint, on any number of ranks; called on all ranks.
+
+        Args:
+            path: What `save` or `latest_complete_checkpoint` returned.
+
+        Returns:
+            The caller's extra values.
+
+        Raises:
+            CheckpointError: Incomplete, or of another model.
+        """
+        self._version, extra = load_checkpoint(
+            Path(path), self.policy, self.optimizer, group=self.mesh.get_group()
+        )
+        return extra
+
+    def write_snapshot(self, publisher: DiskPublisher) -> Path | None:
+        """Write the policy in the Hugging Face format; called on all ranks.
+
+        Args:
+            publisher: Where to, and how many stay.
+
+        Returns:
+            The directory on rank 0, None on others.
+
+        Raises:
+            CheckpointError: The disk refused a write.
+        """
+        tensors = self.sender.named_full_tensors()
+        if self.rank == 0:
+            return publisher.write(tensors, self._version)
+        for _ in tensors:
+            pass
+        return None
+
+    def publish_plan(self) -> PublishPlan:
+        """Return names, dtypes, shapes and buckets of what a publish sends."""
+        return self.sender.plan
+
+    def bind_weights_group(self, request: GroupRequest) -> int:
+        """Bind the store of a new group; called on all ranks.
+
+        Returns:
+            The port on rank 0, 0 on others.
+        """
+        return self.sender.bind_group(request)
+
+    def join_weights_group(self) -> None:
+        """Form the group with the receivers; called on all ranks, blocks on rank 0."""
+        self.sender.join_group()
+
+    def broadcast_bucket(self, index: int) -> BucketTiming:
+        """Gather one bucket and broadcast it from rank 0; called on all ranks.
+
+        Raises:
+            PublishError: The broadcast failed; all ranks are in step nonetheless.
+        """
+        return self.sender.broadcast_bucket(index)
+
+    def close_weights_group(self) -> None:
+        """Leave the group; called on all ranks."""
+        self.sender.close_group()
+
+    def weight_checksums(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the checksum of each named weight as it is sent; called on all ranks."""
+        return self.sender.checksums(names)
 
     def _shard(self, model: nn.Module) -> PolicyModule:
         loss = self.config.loss

@@ -6,11 +6,12 @@ Invariant: an error that one rank meets alone is raised on every rank, at the sa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from awrl_trainer.boundary import outcome_of
 from awrl_trainer.errors import RanksDisagreeError
 
 __all__ = ["require_same_everywhere", "run_or_fail_together"]
@@ -44,8 +45,8 @@ def require_same_everywhere(digest: bytes, group: dist.ProcessGroup) -> None:
 def run_or_fail_together(action: Callable[[], T], group: dist.ProcessGroup) -> T:
     """Run something that has no collective in it, and raise on every rank if it failed on one.
 
-    This is the package's one boundary that catches everything: whatever a caller's function raises
-    on one rank must not leave the others waiting in the next collective.
+    Whatever a caller's function raises on one rank must not leave the others waiting in the next
+    collective.
 
     Args:
         action: Runs on every rank.
@@ -59,22 +60,17 @@ def run_or_fail_together(action: Callable[[], T], group: dist.ProcessGroup) -> T
     """
     if dist.get_world_size(group) == 1:
         return action()
-    failure: Exception | None = None
-    result: T | None = None
-    try:
-        result = action()
-    except Exception as error:  # noqa: BLE001 - re-raised below, after the other ranks know
-        failure = error
-    flag = torch.tensor(float(failure is not None), device=_device(group))
+    outcome = outcome_of(action)
+    flag = torch.tensor(float(outcome.error is not None), device=_device(group))
     dist.all_reduce(flag, group=group)
-    if failure is not None:
-        raise failure
+    if outcome.error is not None:
+        raise outcome.error
     if float(flag):
         raise RanksDisagreeError(
             f"collate must succeed on every rank, got {int(flag)} ranks where it failed. See the"
             " error of that rank; nothing was updated by this step."
         )
-    return result  # type: ignore[return-value]
+    return cast("T", outcome.value)
 
 
 def _device(group: dist.ProcessGroup) -> torch.device:

@@ -183,11 +183,18 @@ class ActorConfig:
     num_head_tokens: int = 4096
     """Trainable tokens whose logits are alive at once; more are recomputed in chunks."""
 
+    publish_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Dtype in which servers hold the weights."""
+
+    publish_bucket_bytes: int = 256 * 2**20
+    """Largest bucket of a publish."""
+
     seed: int = 0
     """Seed of the order of rows in mini-batches."""
 
     def __post_init__(self) -> None:
-        for name in ("token_budget", "num_mini_batches", "num_epochs", "num_head_tokens"):
+        counts = ("token_budget", "num_mini_batches", "num_epochs", "num_head_tokens")
+        for name in (*counts, "publish_bucket_bytes"):
             value: int = getattr(self, name)
             _require(value >= 1, name, ">= 1", value, "Give a positive number.")
         _require(

@@ -16,6 +16,7 @@ and is found before anything starts.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 __all__ = [
@@ -77,6 +78,11 @@ class ManifestMismatchError(TrainerError, ValueError):
             " checkpoint, or pass a rename function to the manifest."
         )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by the parts: errors travel between processes."""
+        parts = {"unknown": self.unknown, "missing": self.missing, "different": self.different}
+        return functools.partial(type(self), **parts), (self.receiver,)
+
 
 class PublishError(TrainerError, RuntimeError):
     """A publish ended without every receiver holding the new version.
@@ -89,7 +95,9 @@ class PublishError(TrainerError, RuntimeError):
         receivers: Names of the receivers that failed.
     """
 
-    def __init__(self, message: str, *, phase: str, receivers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, message: str, *, phase: str = "publish", receivers: Sequence[str] = ()
+    ) -> None:
         self.phase = phase
         self.receivers = tuple(receivers)
         super().__init__(message)

@@ -35,7 +35,7 @@ from awrl_trainer.metrics import (
 )
 from awrl_trainer.micro_batches import MicroBatch, RowSize, plan_micro_batches
 from awrl_trainer.micro_step import MicroTensors, prepare_micro_batch
-from awrl_trainer.optimizer import StepResult, SteppedOptimizer
+from awrl_trainer.optimizer import SteppedOptimizer, StepResult
 from awrl_trainer.policy_loss import micro_batch_loss
 from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.rows import Collate, TrainRow

@@ -1,0 +1,42 @@
+"""The package's one place that catches everything.
+
+Invariant: whatever a caller's function or a remote receiver raises becomes a value here, so that the
+one who waits for several of them hears of all, and then decides. Cancellation always passes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["Outcome", "outcome_of", "outcome_of_async"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
+    """A result, or the exception in its place."""
+
+    value: T | None = None
+    """What was returned; None after a failure."""
+
+    error: Exception | None = None
+    """What was raised; None after a success."""
+
+
+def outcome_of(action: Callable[[], T]) -> Outcome[T]:
+    """Run a function and return its result or its exception."""
+    try:
+        return Outcome(value=action())
+    except Exception as error:  # noqa: BLE001 - the boundary; see the module's docstring
+        return Outcome(error=error)
+
+
+async def outcome_of_async(awaitable: Awaitable[T]) -> Outcome[T]:
+    """Await something and return its result or its exception."""
+    try:
+        return Outcome(value=await awaitable)
+    except Exception as error:  # noqa: BLE001 - the boundary; see the module's docstring
+        return Outcome(error=error)

@@ -1,0 +1,252 @@
+"""Receivers for tests: a process that takes weights over gloo, and one that only remembers.
+
+`GlooReceiverProcess` runs a child process that joins the group as a real server does; the child can
+be told to die when a bucket is announced. `RecordingReceiver` never joins anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing as mp
+import os
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from awrl_trainer.weights.checksum import tensor_checksum
+from awrl_trainer.weights.group import connect_store, destroy_group, form_group
+from awrl_trainer.weights.manifest import Bucket, torch_dtype
+from awrl_trainer.weights.protocols import GroupMembership
+
+__all__ = ["GlooReceiverProcess", "RecordingReceiver"]
+
+
+class RecordingReceiver:
+    """Answers at once, remembers each call, and fails where it is told to.
+
+    Args:
+        name: Unique name.
+        fails_at: Names of methods that raise `ConnectionError`.
+    """
+
+    def __init__(self, name: str, *, fails_at: Sequence[str] = ()) -> None:
+        self._name = name
+        self.fails_at = set(fails_at)
+        self.calls: list[str] = []
+        self.weight_version: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique name."""
+        return self._name
+
+    @property
+    def num_ranks(self) -> int:
+        """One."""
+        return 1
+
+    async def init_weights_group(self, membership: GroupMembership) -> None:
+        """Remember the call."""
+        self._record("init_weights_group")
+
+    async def pause_generation(self) -> None:
+        """Remember the call."""
+        self._record("pause_generation")
+
+    async def update_weights_from_distributed(
+        self, bucket: Bucket, *, group_name: str, weight_version: int | None
+    ) -> None:
+        """Remember the call and the version."""
+        self._record(f"update_weights_from_distributed {bucket.index}")
+        if weight_version is not None:
+            self.weight_version = weight_version
+
+    async def continue_generation(self) -> None:
+        """Remember the call."""
+        self._record("continue_generation")
+
+    async def destroy_weights_group(self, group_name: str) -> None:
+        """Remember the call."""
+        self._record("destroy_weights_group")
+
+    def _record(self, call: str) -> None:
+        self.calls.append(call)
+        if call.split()[0] in self.fails_at:
+            raise ConnectionError(f"{self._name} refuses {call}")
+
+
+class GlooReceiverProcess:
+    """A receiver in a child process; use it as an async context manager.
+
+    Args:
+        name: Unique name.
+        dies_at_bucket: Index of the bucket at whose announcement the process ends at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        dies_at_bucket: int | None = None,
+    ) -> None:
+        self._name = name
+        context = mp.get_context("spawn")
+        self._pipe, child = context.Pipe()
+        # A call whose caller gave up still owns the next answer.
+        self._lock = threading.Lock()
+        self.process = context.Process(
+            target=_serve, args=(child, dies_at_bucket), daemon=True, name=name
+        )
+        self.process.start()
+        child.close()
+
+    @property
+    def name(self) -> str:
+        """Unique name."""
+        return self._name
+
+    @property
+    def num_ranks(self) -> int:
+        """One."""
+        return 1
+
+    async def __aenter__(self) -> GlooReceiverProcess:
+        await self._call("ping")
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    async def init_weights_group(self, membership: GroupMembership) -> None:
+        """Join the group."""
+        await self._call("init", membership)
+
+    async def pause_generation(self) -> None:
+        """Stop generating."""
+        await self._call("pause")
+
+    async def update_weights_from_distributed(
+        self, bucket: Bucket, *, group_name: str, weight_version: int | None
+    ) -> None:
+        """Receive one bucket."""
+        await self._call("update", bucket, group_name, weight_version)
+
+    async def continue_generation(self) -> None:
+        """Generate again."""
+        await self._call("continue")
+
+    async def destroy_weights_group(self, group_name: str) -> None:
+        """Leave the group."""
+        await self._call("destroy", group_name)
+
+    async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Return checksums of what was received."""
+        return await self._call("checksums", list(names))
+
+    async def weights(self) -> tuple[int | None, bool, dict[str, torch.Tensor]]:
+        """Return the version, whether it is paused, and every weight received."""
+        return await self._call("weights")
+
+    def close(self) -> None:
+        """End the child process."""
+        self._pipe.close()
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+    async def _call(self, method: str, *arguments: object) -> Any:
+        return await asyncio.to_thread(self._call_blocking, method, arguments)
+
+    def _call_blocking(self, method: str, arguments: tuple[object, ...]) -> Any:
+        try:
+            with self._lock:
+                self._pipe.send((method, arguments))
+                is_error, answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise ConnectionError(f"receiver {self._name!r} is gone") from error
+        if is_error:
+            raise RuntimeError(answer)
+        return answer
+
+
+class _Server:
+    """What runs in the child."""
+
+    def __init__(self, dies_at_bucket: int | None) -> None:
+        self._dies_at_bucket = dies_at_bucket
+        self._groups: dict[str, tuple[dist.ProcessGroup, dist.TCPStore]] = {}
+        self._weights: dict[str, torch.Tensor] = {}
+        self._version: int | None = None
+        self._is_paused = False
+
+    def init(self, membership: GroupMembership) -> None:
+        store = connect_store(
+            membership.master_address, membership.master_port, membership.world_size, 60.0
+        )
+        group = form_group(
+            store,
+            rank=membership.rank_offset,
+            world_size=membership.world_size,
+            group_name=membership.group_name,
+            backend=membership.backend,
+            timeout_s=60.0,
+        )
+        self._groups[membership.group_name] = (group, store)
+
+    def ping(self) -> None:
+        pass
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def update(self, bucket: Bucket, group_name: str, version: int | None) -> None:
+        if self._dies_at_bucket == bucket.index:
+            os.kill(os.getpid(), signal.SIGKILL)
+        flat = torch.empty(bucket.num_elements, dtype=torch_dtype(bucket.dtypes[0]))
+        dist.broadcast(flat, src=0, group=self._groups[group_name][0])
+        self._weights |= bucket.unflatten(flat)
+        if version is not None:
+            self._version = version
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    def destroy(self, group_name: str) -> None:
+        if group_name in self._groups:
+            destroy_group(self._groups.pop(group_name)[0])
+
+    def checksums(self, names: list[str]) -> dict[str, str]:
+        return {name: tensor_checksum(self._weights[name]) for name in names}
+
+    def weights(self) -> tuple[int | None, bool, dict[str, torch.Tensor]]:
+        return self._version, self._is_paused, self._weights
+
+
+def _serve(pipe: Connection, dies_at_bucket: int | None) -> None:
+    torch.set_num_threads(1)
+    server = _Server(dies_at_bucket)
+    methods = {
+        "ping": server.ping,
+        "init": server.init,
+        "pause": server.pause,
+        "update": server.update,
+        "continue": server.resume,
+        "destroy": server.destroy,
+        "checksums": server.checksums,
+        "weights": server.weights,
+    }
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            pipe.send((False, methods[method](*arguments)))
+        except (RuntimeError, ValueError, KeyError) as error:
+            pipe.send((True, f"{type(error).__name__}: {error}"))

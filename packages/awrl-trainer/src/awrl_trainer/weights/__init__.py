@@ -1,0 +1,1 @@
+"""Publishing weights: what is sent, who receives it, and the window in which it happens."""

@@ -1,0 +1,101 @@
+"""The process group of rank 0 and the receivers.
+
+Invariants:
+
+* The rendezvous store is bound before its port is told to anybody: no port is picked and lost.
+* A group's name is used once; the default process group is never touched.
+* The group is formed as SGLang forms it: `tcp://` rendezvous, `PrefixStore(group_name)`, then torch's
+  own construction. Both sides must agree on every key in the store.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+__all__ = ["bind_store", "connect_store", "destroy_group", "form_group"]
+
+
+def bind_store(host: str, world_size: int, timeout_s: float, *, port: int = 0) -> dist.TCPStore:
+    """Open the rendezvous store and return it; its `port` is bound already.
+
+    Args:
+        host: Address that receivers can reach.
+        world_size: Members of the group, the trainer included.
+        timeout_s: Seconds that any wait on the store may take.
+        port: Port to bind; 0 lets the system choose a free one.
+
+    Raises:
+        OSError: The port is taken, or the address is not this machine's.
+    """
+    try:
+        return dist.TCPStore(
+            host,
+            port,
+            world_size,
+            is_master=True,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        raise OSError(
+            f"port must be free on {host!r}, got {port} which can't be bound: {error}."
+            " Use port 0 to let the system choose."
+        ) from error
+
+
+def connect_store(host: str, port: int, world_size: int, timeout_s: float) -> dist.TCPStore:
+    """Return a receiver's connection to the store."""
+    return dist.TCPStore(
+        host,
+        port,
+        world_size,
+        is_master=False,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+
+
+def form_group(
+    store: dist.Store,
+    *,
+    rank: int,
+    world_size: int,
+    group_name: str,
+    backend: str,
+    timeout_s: float,
+) -> dist.ProcessGroup:
+    """Join the group; returns when all members are there.
+
+    Args:
+        store: The rendezvous store, bound or connected.
+        rank: 0 for the trainer, 1 and up for receivers.
+        world_size: Members of the group.
+        group_name: A name never used before in this process.
+        backend: `nccl` or `gloo`.
+        timeout_s: Seconds that forming, and each collective later, may take.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    prefixed = dist.PrefixStore(group_name, store)
+    prefixed.set_timeout(timeout)
+    helper: Any = c10d._new_process_group_helper  # pyright: ignore[reportPrivateUsage]
+    group, _ = helper(
+        world_size,
+        rank,
+        [],
+        dist.Backend(backend),
+        prefixed,
+        group_name=group_name,
+        timeout=timeout,
+    )
+    world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
+    world.pg_group_ranks[group] = {member: member for member in range(world_size)}
+    return group
+
+
+def destroy_group(group: dist.ProcessGroup) -> None:
+    """Leave the group and free its name."""
+    dist.destroy_process_group(group)

@@ -1,0 +1,217 @@
+"""The trainer's side of a publish, on each rank.
+
+Invariants:
+
+* Every rank gathers the same buckets in the same order, one call at a time; only rank 0 is in the
+  group of receivers. A broadcast that fails on rank 0 fails after the gathers that all ranks have
+  done, so the ranks stay in step.
+* Bucket i + 1 is gathered while bucket i is on the wire, once the receivers asked for bucket i.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from awrl_trainer.errors import PublishError
+from awrl_trainer.weights.checksum import tensor_checksum
+from awrl_trainer.weights.group import bind_store, destroy_group, form_group
+from awrl_trainer.weights.manifest import Bucket, PublishPlan, torch_dtype
+from awrl_trainer.weights.protocols import BucketTiming, GroupRequest
+
+__all__ = ["LocalWeightSource", "PublishingActor", "WeightSender"]
+
+
+class WeightSender:
+    """Gathers buckets on every rank and broadcasts them from rank 0.
+
+    Args:
+        tensors: The weights in the order of the plan, sharded or whole; read at each broadcast.
+        plan: Names, dtypes and shapes as the receivers know them.
+        is_source: True on rank 0.
+        clock: Seconds, for the timings.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        plan: PublishPlan,
+        *,
+        is_source: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.plan = plan
+        self._by_name = dict(zip((s.name for s in plan.specs), tensors, strict=True))
+        self._is_source = is_source
+        self._clock = clock
+        self._request: GroupRequest | None = None
+        self._store: dist.TCPStore | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._ahead: tuple[int, Tensor] | None = None
+
+    def bind_group(self, request: GroupRequest) -> int:
+        """Bind the store and return its port; 0 on other ranks.
+
+        Raises:
+            OSError: The address can't be bound.
+        """
+        self.close_group()
+        self._request = request
+        if not self._is_source:
+            return 0
+        self._store = bind_store(request.host, request.world_size, request.timeout_s)
+        return self._store.port
+
+    def join_group(self) -> None:
+        """Form the group with the receivers; other ranks return at once.
+
+        Raises:
+            PublishError: Not all receivers joined in time.
+        """
+        if not self._is_source:
+            return
+        if self._store is None or self._request is None:
+            raise PublishError(
+                "bind_group must be called before join_group, got no store. Bind first.",
+                phase="handshake",
+            )
+        request = self._request
+        try:
+            self._group = form_group(
+                self._store,
+                rank=0,
+                world_size=request.world_size,
+                group_name=request.group_name,
+                backend=request.backend,
+                timeout_s=request.timeout_s,
+            )
+        except RuntimeError as error:
+            raise PublishError(
+                f"{request.world_size - 1} receivers must join {request.group_name!r} within"
+                f" {request.timeout_s:g} s, got: {error}. Look at the receivers' logs.",
+                phase="handshake",
+            ) from error
+
+    def broadcast_bucket(self, index: int) -> BucketTiming:
+        """Gather one bucket on all ranks and broadcast it from rank 0.
+
+        Called on all ranks. The next bucket is gathered meanwhile.
+
+        Raises:
+            PublishError: The broadcast failed or timed out; all ranks are in step nonetheless.
+        """
+        started = self._clock()
+        flat = self._gathered(index)
+        sending = self._clock()
+        work = self._start_broadcast(flat)
+        self._ahead = None
+        if index + 1 < len(self.plan.buckets):
+            self._ahead = (index + 1, self.gather(self.plan.buckets[index + 1]))
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self._ahead = None
+                raise PublishError(
+                    f"bucket {index} must reach every receiver, got: {error}."
+                    " A member of the group died or is stuck.",
+                    phase="broadcast",
+                ) from error
+            if flat.is_cuda:
+                torch.cuda.synchronize(flat.device)
+        return BucketTiming(gather_s=sending - started, broadcast_s=self._clock() - sending)
+
+    def close_group(self) -> None:
+        """Leave the group and close the store."""
+        group, self._group, self._store, self._ahead = self._group, None, None, None
+        if group is not None:
+            destroy_group(group)
+
+    def gather(self, bucket: Bucket) -> Tensor:
+        """Return the flat tensor of a bucket in the receivers' dtype; called on all ranks."""
+        parts = [
+            self.full_tensor(name, torch_dtype(spec.dtype)).reshape(-1)
+            for name, spec in zip(bucket.names, bucket.specs, strict=True)
+        ]
+        return torch.cat(parts)
+
+    def full_tensor(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return one whole weight, cast before it is gathered; called on all ranks."""
+        tensor = self._by_name[name].detach().to(dtype)
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def named_full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every whole weight in order, one at a time; called on all ranks."""
+        for spec in self.plan.specs:
+            yield spec.name, self.full_tensor(spec.name, torch_dtype(spec.dtype))
+
+    def checksums(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the checksum of each named weight; called on all ranks."""
+        dtypes = {spec.name: torch_dtype(spec.dtype) for spec in self.plan.specs}
+        return {name: tensor_checksum(self.full_tensor(name, dtypes[name])) for name in names}
+
+    def _gathered(self, index: int) -> Tensor:
+        if self._ahead is not None and self._ahead[0] == index:
+            return self._ahead[1]
+        return self.gather(self.plan.buckets[index])
+
+    def _start_broadcast(self, flat: Tensor) -> dist.Work | None:
+        if not self._is_source:
+            return None
+        if self._group is None:
+            raise PublishError(
+                "a group must be formed before broadcast_bucket, got none. Call join_group.",
+                phase="broadcast",
+            )
+        return dist.broadcast(flat, src=0, group=self._group, async_op=True)
+
+
+class PublishingActor(Protocol):
+    """What `LocalWeightSource` needs of an actor."""
+
+    @property
+    def sender(self) -> WeightSender:
+        """This rank's sender."""
+        ...
+
+
+class LocalWeightSource:
+    """A `WeightSource` over one actor in this process; blocking calls run in a worker thread.
+
+    Args:
+        actor: An `FSDPActor` of one rank.
+    """
+
+    def __init__(self, actor: PublishingActor) -> None:
+        self._sender = actor.sender
+
+    async def publish_plan(self) -> PublishPlan:
+        """Return what would be sent."""
+        return self._sender.plan
+
+    async def bind_weights_group(self, request: GroupRequest) -> int:
+        """Bind the rendezvous store and return its port."""
+        return self._sender.bind_group(request)
+
+    async def join_weights_group(self) -> None:
+        """Form the group."""
+        await asyncio.to_thread(self._sender.join_group)
+
+    async def broadcast_bucket(self, index: int) -> BucketTiming:
+        """Gather and broadcast one bucket."""
+        return await asyncio.to_thread(self._sender.broadcast_bucket, index)
+
+    async def close_weights_group(self) -> None:
+        """Leave the group."""
+        await asyncio.to_thread(self._sender.close_group)
+
+    async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Return the checksum of each named weight."""
+        return await asyncio.to_thread(self._sender.checksums, names)
