@@ -1,0 +1,169 @@
+"""A small client of the DevTools protocol, for the calls of every step.
+
+Playwright starts browsers and owns contexts, pages and their events. Scripts, clicks and
+screenshots of a step go straight to the browser over a web socket instead: that saves a quarter
+of the processor time of an episode, because no second process copies each message.
+
+Invariants:
+
+* answers are matched by number, so calls of any number of sessions are under way at one moment;
+* a closed socket fails every pending and later call with `browser_lost`;
+* a call that missed its deadline is forgotten; its late answer is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import aiohttp
+import msgspec
+
+from webrl.browser.errors import BrowserFault
+
+_LOGGER = logging.getLogger(__name__)
+
+Parameters: TypeAlias = Mapping[str, object]
+
+
+class _Message(msgspec.Struct):
+    id: int | None = None
+    result: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+
+
+class DevTools:
+    """One web socket to one browser."""
+
+    def __init__(
+        self, http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse
+    ) -> None:
+        """Wrap an open socket; use `connect`."""
+        self._http = http
+        self._socket = socket
+        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._last_id = 0
+        self._encoder = msgspec.json.Encoder()
+        self._decoder = msgspec.json.Decoder(_Message)
+
+    @classmethod
+    async def connect(cls, url: str) -> DevTools:
+        """Open the socket at `url` (`ws://...`). Someone must then run `read`.
+
+        Raises:
+            BrowserFault: nobody answers there (`browser_lost`).
+        """
+        http = aiohttp.ClientSession(trust_env=False)
+        try:
+            socket = await http.ws_connect(url, max_msg_size=0, compress=0, autoping=True)
+        except aiohttp.ClientError as error:
+            await http.close()
+            raise BrowserFault("browser_lost", f"DevTools socket: {error}") from error
+        except BaseException:
+            await http.close()
+            raise
+        return cls(http, socket)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether calls can still be made."""
+        return not self._socket.closed
+
+    async def read(self) -> None:
+        """Deliver answers until the socket closes. Consumes the socket, unblocks every caller."""
+        try:
+            async for message in self._socket:
+                if message.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+                    self._deliver(message.data)
+        except (aiohttp.ClientError, OSError) as error:
+            _LOGGER.debug("DevTools socket: %s", error)
+        finally:
+            pending, self._pending = self._pending, {}
+            for future in pending.values():
+                if not future.done():
+                    future.set_exception(BrowserFault("browser_lost", "DevTools socket closed"))
+                    future.exception()  # retrieved: the caller may be gone
+            await self._socket.close()
+            await self._http.close()
+
+    def _deliver(self, data: str | bytes) -> None:
+        message = self._decoder.decode(data)
+        future = self._pending.pop(message.id, None) if message.id is not None else None
+        if future is None or future.done():
+            return
+        if message.error is not None:
+            future.set_exception(_as_fault(str(message.error.get("message", ""))))
+            future.exception()
+        else:
+            future.set_result(message.result or {})
+
+    async def call(
+        self, session: str | None, method: str, parameters: Parameters, *, deadline_s: float
+    ) -> dict[str, Any]:
+        """Return the result of one method.
+
+        Args:
+            session: Session of a page, or `None` for the browser.
+            method: Name such as `Page.captureScreenshot`.
+            parameters: Its parameters.
+            deadline_s: Longest time to wait.
+
+        Raises:
+            BrowserFault: the method failed, the browser is gone, or the deadline was missed.
+        """
+        return (await self.call_all(session, [(method, parameters)], deadline_s=deadline_s))[0]
+
+    async def call_all(
+        self,
+        session: str | None,
+        calls: Sequence[tuple[str, Parameters]],
+        *,
+        deadline_s: float,
+    ) -> list[dict[str, Any]]:
+        """Send several calls at once and return their results in order.
+
+        Raises:
+            BrowserFault: a call failed, the browser is gone, or the deadline was missed.
+        """
+        answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        try:
+            async with asyncio.timeout(deadline_s):
+                for method, parameters in calls:
+                    number = self._last_id = self._last_id + 1
+                    answers[number] = asyncio.get_running_loop().create_future()
+                    self._pending[number] = answers[number]
+                    await self._send(number, session, method, parameters)
+                return [await answer for answer in answers.values()]
+        except TimeoutError:
+            what = calls[-1][0]
+            raise BrowserFault("timeout", f"{what} took more than {deadline_s:g} s") from None
+        finally:
+            for number in answers:
+                self._pending.pop(number, None)
+
+    async def _send(
+        self, number: int, session: str | None, method: str, parameters: Parameters
+    ) -> None:
+        message: dict[str, object] = {"id": number, "method": method, "params": parameters}
+        if session is not None:
+            message["sessionId"] = session
+        if self._socket.closed:
+            raise BrowserFault("browser_lost", f"{method}: DevTools socket closed")
+        try:
+            await self._socket.send_str(self._encoder.encode(message).decode())
+        except (aiohttp.ClientError, OSError) as error:
+            raise BrowserFault("browser_lost", f"{method}: {error}") from error
+
+    async def aclose(self) -> None:
+        """Close the socket; `read` then ends."""
+        await self._socket.close()
+
+
+def _as_fault(text: str) -> BrowserFault:
+    if "Target crashed" in text:
+        return BrowserFault("page_crashed", text)
+    if "Session with given id not found" in text or "Target closed" in text:
+        return BrowserFault("page_crashed", f"page is gone: {text}")
+    return BrowserFault("page_error", text[:300])

@@ -1,0 +1,71 @@
+"""Goal, state and reward of an episode, read from its page.
+
+Invariant: what a page's script reports is checked for its form; anything else is a `page_error`,
+never a reward.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from webrl.browser.errors import BrowserFault
+from webrl.browser.page import LivePage
+from webrl.tasks import Task
+
+_T = TypeVar("_T")
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a page says about its episode."""
+
+    done: bool = False
+    """Whether the episode is over."""
+    reward: float = 0.0
+    """Raw reward so far."""
+    reason: str | None = None
+    """Why the page ended it, if it says so."""
+
+
+class _Start(msgspec.Struct, frozen=True):
+    goal: str
+
+
+async def read_goal(page: LivePage, task: Task, seed: int) -> str:
+    """Start the episode in `page` and return its goal.
+
+    Raises:
+        BrowserFault: the page does not start, or reports no goal.
+    """
+    if task.start_script is None:
+        assert task.goal is not None  # checked by Task
+        return task.goal
+    found = await page.evaluate(task.start_script.replace("SEED", str(int(seed))))
+    return task.goal if task.goal is not None else _checked(found, _Start, "start").goal
+
+
+async def read_state(page: LivePage, task: Task) -> State:
+    """Return what `page` says about its episode.
+
+    Raises:
+        BrowserFault: the page does not answer in the agreed form.
+    """
+    if task.state_script is None:
+        return State()
+    return _checked(await page.evaluate(task.state_script), State, "state")
+
+
+def judge_answer(task: Task, text: str) -> float:
+    """Return the raw reward of answering `text`."""
+    if task.answer is None:
+        return 0.0
+    return 1.0 if re.fullmatch(task.answer, text.strip(), re.IGNORECASE | re.DOTALL) else 0.0
+
+
+def _checked(value: object, kind: type[_T], what: str) -> _T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise BrowserFault("page_error", f"{what} script gave something else: {error}") from error

@@ -1,0 +1,190 @@
+"""One running driver, and one running browser with its DevTools socket.
+
+Invariants:
+
+* a start-up that fails half-way closes what it had started, whatever failed;
+* both know their process ids, so both can be ended when they do not answer;
+* a lost browser is lost for good: a new one is a new object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from playwright.async_api import Browser, Playwright, async_playwright
+
+from webrl.browser.calls import Calls, quietly
+from webrl.browser.chromium import find_chromium
+from webrl.browser.config import BrowserConfig
+from webrl.browser.devtools import DevTools
+from webrl.browser.errors import BrowserFault
+from webrl.browser.processes import (
+    browser_environment,
+    kill_owned,
+    kill_tree,
+    make_private_folder,
+    owned_processes,
+    remove_folder,
+    temporary_folder_for_children,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+SWITCHES = (
+    "--remote-debugging-port=0",
+    "--disable-lcd-text",
+    "--force-device-scale-factor=1",
+    "--disable-features=PaintHolding",
+)
+"""Beyond Playwright's own: a DevTools port on loopback, and grey instead of coloured text edges."""
+
+_PORT_FILE = "DevToolsActivePort"
+
+
+class Driver:
+    """One Playwright driver process with a private temporary folder."""
+
+    def __init__(self, playwright: Playwright, folder: Path, calls: Calls) -> None:
+        """Wrap a started driver; use `start`."""
+        self.playwright = playwright
+        self.folder = folder
+        self.num_episodes = 0
+        self.is_suspect = False
+        self._calls = calls
+
+    @classmethod
+    async def start(cls, calls: Calls, config: BrowserConfig) -> Driver:
+        """Start a driver.
+
+        Raises:
+            BrowserFault: it did not start within its deadline.
+        """
+        folder = make_private_folder()
+        try:
+            with temporary_folder_for_children(folder):
+                playwright = await calls.run(
+                    async_playwright().start(), config.deadlines.launch_s, "driver start"
+                )
+        except BaseException:
+            kill_owned(folder)
+            remove_folder(folder)
+            raise
+        return cls(playwright, folder, calls)
+
+    async def aclose(self, deadline_s: float) -> None:
+        """End the driver and everything it started, and remove its folder."""
+        await quietly(self._calls.run(self.playwright.stop(), deadline_s, "driver stop"), "driver")
+        self.destroy()
+
+    def destroy(self) -> None:
+        """End whatever of the driver and its browsers still runs, at once."""
+        if owned_processes(self.folder):
+            kill_owned(self.folder)
+        remove_folder(self.folder)
+
+
+class LiveBrowser:
+    """One browser process."""
+
+    def __init__(
+        self, driver: Driver, browser: Browser, devtools: DevTools, pid: int, calls: Calls
+    ) -> None:
+        """Wrap a launched browser; use `launch`."""
+        self.driver = driver
+        self.browser = browser
+        self.devtools = devtools
+        self.pid = pid
+        self.num_contexts = 0
+        self.num_open_contexts = 0
+        self.is_retired = False
+        self._calls = calls
+
+    @classmethod
+    async def launch(
+        cls, driver: Driver, calls: Calls, tasks: asyncio.TaskGroup, config: BrowserConfig
+    ) -> LiveBrowser:
+        """Launch a browser under `driver` and open its DevTools socket.
+
+        Raises:
+            BrowserNotFoundError: there is no Chromium.
+            BrowserFault: it did not start within its deadline.
+        """
+        path = config.executable_path or str(find_chromium())
+        known = _port_files(driver.folder)
+        browser = await calls.run(
+            driver.playwright.chromium.launch(
+                executable_path=path,
+                args=[*SWITCHES, *config.extra_args],
+                env=browser_environment(driver.folder),
+            ),
+            config.deadlines.launch_s,
+            f"launch of {path}",
+            dispose=lambda late: late.close(),
+        )
+        try:
+            address = await _devtools_address(driver.folder, known)
+            devtools = await DevTools.connect(address)
+            tasks.create_task(devtools.read())
+            pid = await _process_id(devtools, config.deadlines.evaluate_s)
+        except BaseException:
+            await quietly(
+                calls.run(browser.close(), config.deadlines.close_s, "browser close"), "launch"
+            )
+            raise
+        return cls(driver, browser, devtools, pid, calls)
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether pages can still be used."""
+        return self.devtools.is_open and self.browser.is_connected()
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether new contexts shall be made in it."""
+        return self.is_alive and not self.is_retired and not self.driver.is_suspect
+
+    async def answers(self, deadline_s: float) -> bool:
+        """Return whether the browser process answers within the deadline."""
+        try:
+            await self.devtools.call(None, "Browser.getVersion", {}, deadline_s=deadline_s)
+        except BrowserFault:
+            return False
+        return True
+
+    async def aclose(self, deadline_s: float) -> None:
+        """Close the browser, by force past the deadline."""
+        if self.is_alive:
+            await quietly(
+                self._calls.run(self.browser.close(), deadline_s, "browser close"), "browser"
+            )
+        await self.devtools.aclose()
+        if psutil.pid_exists(self.pid):
+            kill_tree(self.pid)
+
+    def kill(self) -> None:
+        """End the browser now; every call on it then fails with `browser_lost`."""
+        kill_tree(self.pid)
+
+
+def _port_files(folder: Path) -> set[Path]:
+    return set(folder.glob(f"*/{_PORT_FILE}"))
+
+
+async def _devtools_address(folder: Path, known: set[Path]) -> str:
+    """Return the socket address that a new browser wrote into its profile."""
+    for _ in range(100):
+        for file in _port_files(folder) - known:
+            with suppress(OSError, ValueError):
+                port, path = file.read_text().split()
+                return f"ws://127.0.0.1:{int(port)}{path}"
+        await asyncio.sleep(0.02)
+    raise BrowserFault("browser_lost", "the browser opened no DevTools port")
+
+
+async def _process_id(devtools: DevTools, deadline_s: float) -> int:
+    found = await devtools.call(None, "SystemInfo.getProcessInfo", {}, deadline_s=deadline_s)
+    return next(int(p["id"]) for p in found["processInfo"] if p["type"] == "browser")

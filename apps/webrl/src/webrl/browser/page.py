@@ -1,0 +1,275 @@
+"""One open page: scripts, input and screenshots over DevTools, events from Playwright.
+
+Invariants:
+
+* a page that crashed, closed or opened too many dialogs refuses every further call with the
+  fault that says so;
+* every dialog is answered at once: an open one would block each later call;
+* events are collected until someone takes them; each is taken once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from playwright.async_api import BrowserContext, Dialog, Download, FileChooser, Page
+
+from webrl.browser.calls import Calls, quietly
+from webrl.browser.config import BrowserConfig
+from webrl.browser.devtools import Parameters
+from webrl.browser.errors import BrowserFault
+from webrl.browser.live_browser import LiveBrowser
+from webrl.browser.outcome import Event, EventKind
+from webrl.tasks import Viewport
+
+_LOGGER = logging.getLogger(__name__)
+_SHOWN_LENGTH = 200
+_READ_TRIES = 3
+_MOVING = ("Execution context was destroyed", "Cannot find context", "Inspected target navigated")
+"""Errors of a script that met a navigation: worth another try."""
+
+
+class LivePage:
+    """One page of one context."""
+
+    def __init__(
+        self,
+        page: Page,
+        session: str,
+        browser: LiveBrowser,
+        calls: Calls,
+        tasks: asyncio.TaskGroup,
+        config: BrowserConfig,
+    ) -> None:
+        """Wrap an attached page; use `open` or `adopt`."""
+        self.page = page
+        self.viewport = Viewport()
+        self.loaded_url: str | None = None
+        self.num_episodes = 0
+        self._session = session
+        self._browser = browser
+        self._calls = calls
+        self._tasks = tasks
+        self._config = config
+        self._events: list[Event] = []
+        self._num_dialogs = 0
+        self._fault: BrowserFault | None = None
+        page.on("dialog", self._on_dialog)
+        page.on("crash", self._on_crash)
+        page.on("close", self._on_close)
+        page.on("download", self._on_download)
+        page.on("filechooser", self._on_file_chooser)
+
+    @classmethod
+    async def open(
+        cls,
+        context: BrowserContext,
+        browser: LiveBrowser,
+        calls: Calls,
+        tasks: asyncio.TaskGroup,
+        config: BrowserConfig,
+    ) -> LivePage:
+        """Open a blank page in `context`.
+
+        Raises:
+            BrowserFault: the page could not be made within its deadline.
+        """
+        page = await calls.run(
+            context.new_page(),
+            config.deadlines.create_s,
+            "new page",
+            dispose=lambda late: late.close(),
+        )
+        return await cls.adopt(page, browser, calls, tasks, config)
+
+    @classmethod
+    async def adopt(
+        cls,
+        page: Page,
+        browser: LiveBrowser,
+        calls: Calls,
+        tasks: asyncio.TaskGroup,
+        config: BrowserConfig,
+    ) -> LivePage:
+        """Attach to a page that Playwright opened or that another page opened.
+
+        Raises:
+            BrowserFault: the page can not be attached to.
+        """
+        deadline_s = config.deadlines.create_s
+        session = await calls.run(page.context.new_cdp_session(page), deadline_s, "attach")
+        info = await calls.run(session.send("Target.getTargetInfo"), deadline_s, "target")
+        await calls.run(session.detach(), deadline_s, "detach")
+        attached = await browser.devtools.call(
+            None,
+            "Target.attachToTarget",
+            {"targetId": info["targetInfo"]["targetId"], "flatten": True},
+            deadline_s=deadline_s,
+        )
+        return cls(page, attached["sessionId"], browser, calls, tasks, config)
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether calls can be made."""
+        return self._fault is None and self._browser.is_alive
+
+    def take_events(self) -> tuple[Event, ...]:
+        """Return what happened since the last time, and start a new count of dialogs."""
+        events, self._events = tuple(self._events), []
+        self._num_dialogs = 0
+        return events
+
+    def note(self, kind: EventKind, detail: str) -> None:
+        """Record an event."""
+        self._events.append(Event(kind, detail[:_SHOWN_LENGTH]))
+
+    def give_up(self, fault: BrowserFault) -> None:
+        """Refuse every further call with `fault`; the first fault stays."""
+        if self._fault is None:
+            self._fault = fault
+
+    async def send(self, calls: Sequence[tuple[str, Parameters]], deadline_s: float) -> None:
+        """Send DevTools calls in one go and wait for them.
+
+        Raises:
+            BrowserFault: the page, its browser or a call failed, or the deadline was missed.
+        """
+        await self._call(calls, deadline_s)
+
+    async def evaluate(self, script: str) -> Any:
+        """Return the JSON value of a JavaScript expression, promises awaited.
+
+        Raises:
+            BrowserFault: the script threw (`page_error`), or the page did not answer.
+        """
+        parameters = {"expression": script, "returnByValue": True, "awaitPromise": True}
+        answer = await self._read("Runtime.evaluate", parameters)
+        if "exceptionDetails" in answer:
+            details = answer["exceptionDetails"]
+            text = details.get("exception", {}).get("description") or details.get("text", "")
+            raise BrowserFault("page_error", f"script threw: {text[:_SHOWN_LENGTH]}")
+        return answer["result"].get("value")
+
+    async def screenshot(self) -> bytes:
+        """Return the encoded viewport.
+
+        Raises:
+            BrowserFault: the page did not answer.
+        """
+        parameters: dict[str, object] = {"format": self._config.screenshot_format}
+        if self._config.screenshot_format == "jpeg":
+            parameters["quality"] = self._config.jpeg_quality
+        else:
+            parameters["optimizeForSpeed"] = True
+        answers = await self._call(
+            [("Page.captureScreenshot", parameters)], self._config.deadlines.screenshot_s
+        )
+        return base64.b64decode(answers[0]["data"])
+
+    async def goto(self, url: str, *, wait_until_load: bool = False) -> None:
+        """Open `url` and wait for its document (or, for pages of ours, all of it).
+
+        Raises:
+            BrowserFault: the page can not be opened.
+        """
+        deadline_s = self._config.deadlines.navigate_s
+        self._check()
+        self.loaded_url = None
+        await self._calls.run(
+            self.page.goto(
+                url,
+                wait_until="load" if wait_until_load else "domcontentloaded",
+                timeout=deadline_s * 1000,
+            ),
+            deadline_s + 1.0,
+            f"opening {url[:_SHOWN_LENGTH]}",
+        )
+        self.loaded_url = url
+
+    async def resize(self, viewport: Viewport) -> None:
+        """Give the page another viewport."""
+        if viewport != self.viewport:
+            size = {"width": viewport.width, "height": viewport.height}
+            await self._calls.run(
+                self.page.set_viewport_size(size),  # type: ignore[arg-type]
+                self._config.deadlines.create_s,
+                "resize",
+            )
+            self.viewport = viewport
+
+    async def park_pointer(self) -> None:
+        """Move the pointer into the last corner, so that nothing shows a hover."""
+        x, y = self.viewport.width - 1, self.viewport.height - 1
+        move = {"type": "mouseMoved", "x": x, "y": y, "button": "none", "clickCount": 0}
+        await self.send([("Input.dispatchMouseEvent", move)], self._config.deadlines.input_s)
+
+    async def collect_garbage(self) -> None:
+        """Free what the page's episodes left in its heap."""
+        await self._call([("HeapProfiler.collectGarbage", {})], self._config.deadlines.create_s)
+
+    async def aclose(self) -> None:
+        """Close the page; one that does not close is left to its context's end."""
+        await quietly(
+            self._calls.run(self.page.close(), self._config.deadlines.close_s, "page close"),
+            "page",
+        )
+
+    def _check(self) -> None:
+        if self._fault is not None:
+            raise BrowserFault(self._fault.kind, self._fault.detail) from self._fault
+
+    async def _read(self, method: str, parameters: Parameters) -> dict[str, Any]:
+        """Call a method that changes nothing, again when it met a navigation."""
+        deadline_s = self._config.deadlines.evaluate_s
+        for _ in range(_READ_TRIES - 1):
+            try:
+                return (await self._call([(method, parameters)], deadline_s))[0]
+            except BrowserFault as fault:
+                if not any(text in fault.detail for text in _MOVING):
+                    raise
+        return (await self._call([(method, parameters)], deadline_s))[0]
+
+    async def _call(
+        self, calls: Sequence[tuple[str, Parameters]], deadline_s: float
+    ) -> list[dict[str, Any]]:
+        self._check()
+        try:
+            return await self._browser.devtools.call_all(
+                self._session, calls, deadline_s=deadline_s
+            )
+        except BrowserFault:
+            self._check()  # a crash or a storm explains more than the call that met it
+            raise
+
+    def _on_dialog(self, dialog: Dialog) -> None:
+        self._num_dialogs += 1
+        if self._num_dialogs <= self._config.max_dialogs_per_step:
+            self.note("dialog", f"{dialog.type} {dialog.message!r} accepted")
+        elif self._fault is None:
+            self.give_up(BrowserFault("dialog_storm", f"more than {self._num_dialogs - 1} dialogs"))
+            self._tasks.create_task(self.aclose())
+            return
+        answer = dialog.accept(dialog.default_value) if dialog.type == "prompt" else dialog.accept()
+        self._tasks.create_task(self._finish(answer, "dialog"))
+
+    async def _finish(self, call: Any, what: str) -> None:
+        await quietly(self._calls.run(call, self._config.deadlines.dialog_s, what), what)
+
+    def _on_crash(self, _: Page) -> None:
+        self.note("page_crashed", "the page's process ended")
+        self.give_up(BrowserFault("page_crashed", "the page's process ended"))
+
+    def _on_close(self, _: Page) -> None:
+        self.note("page_closed", "the page is closed")
+        self.give_up(BrowserFault("page_crashed", "the page is closed"))
+
+    def _on_download(self, download: Download) -> None:
+        self.note("download", f"refused {download.suggested_filename!r}")
+        self._tasks.create_task(self._finish(download.cancel(), "download"))
+
+    def _on_file_chooser(self, _: FileChooser) -> None:
+        self.note("file_chooser", "a file chooser opened; there are no files to choose")

@@ -1,0 +1,115 @@
+"""The pages that a session keeps, and the choice of one for the next episode.
+
+Invariants:
+
+* a `new_context` task gets a context that no other episode has seen or will see;
+* the other modes share one context, replaced after a number of episodes that differs from session
+  to session, so that the pool never recycles all at once;
+* at most `pages_per_session` pages are kept; the one that waited longest goes first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from webrl.browser.context import LiveContext
+from webrl.browser.live_browser import LiveBrowser
+from webrl.browser.page import LivePage
+from webrl.tasks import Task
+
+if TYPE_CHECKING:
+    from webrl.browser.session import Pool
+
+
+class PageShelf:
+    """Contexts and pages of one session."""
+
+    def __init__(self, pool: Pool, number: int) -> None:
+        """Keep pages for session `number` of `pool`."""
+        self._pool = pool
+        every = pool.config.recycle_context_every
+        self._recycle_at = every + number * every // (4 * pool.config.num_slots)
+        self._kept: LiveContext | None = None
+        self._fresh: LiveContext | None = None
+        self._pages: dict[str, LivePage] = {}  # by address, the longest unused one first
+
+    @property
+    def browser(self) -> LiveBrowser | None:
+        """Return the browser of the newest context."""
+        context = self._fresh or self._kept
+        return None if context is None else context.browser
+
+    async def page_for(self, task: Task) -> LivePage:
+        """Return a page that shows `task`, ready to start an episode.
+
+        Raises:
+            BrowserFault: it can not be had.
+        """
+        browser = await self._pool.browser()
+        await self._leave_others(browser)
+        await self._close_fresh()
+        if task.reset == "new_context":
+            self._fresh = await self._pool.context(browser, task.viewport)
+            page = await self._fresh.open_page()
+            await page.goto(self._pool.address(task), wait_until_load=_is_ours(task))
+            return page
+        return await self._kept_page(browser, task)
+
+    async def drop_page(self, task: Task) -> None:
+        """Close the page of `task`, so that the next one is new."""
+        await self._close_fresh()
+        page = self._pages.pop(task.url, None)
+        if page is not None:
+            await page.aclose()
+
+    async def clear(self) -> None:
+        """Close every context with its pages."""
+        self._pages.clear()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await kept.aclose()
+        await self._close_fresh()
+
+    async def _close_fresh(self) -> None:
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None:
+            await fresh.aclose()
+
+    async def _leave_others(self, browser: LiveBrowser) -> None:
+        kept = self._kept
+        is_due = kept is not None and kept.num_episodes >= self._recycle_at
+        if kept is not None and (kept.browser is not browser or is_due):
+            await self.clear()
+
+    async def _kept_page(self, browser: LiveBrowser, task: Task) -> LivePage:
+        if self._kept is None:
+            self._kept = await self._pool.context(browser, task.viewport)
+        self._kept.num_episodes += 1
+        page = self._pages.pop(task.url, None)
+        if page is not None and not page.is_usable:
+            await page.aclose()
+            page = None
+        if page is None:
+            page = await self._open(self._kept, task)
+        self._pages[task.url] = page
+        address = self._pool.address(task)
+        if task.reset == "reload" or page.loaded_url != address:
+            await page.goto(address, wait_until_load=_is_ours(task))
+        elif page.num_episodes % self._pool.config.collect_garbage_every == 0:
+            await page.collect_garbage()
+        page.num_episodes += 1
+        await page.park_pointer()
+        return page
+
+    async def _open(self, context: LiveContext, task: Task) -> LivePage:
+        while len(self._pages) >= self._pool.config.pages_per_session:
+            oldest = next(iter(self._pages))
+            await self._pages.pop(oldest).aclose()
+        page = await context.open_page()
+        await page.resize(task.viewport)
+        return page
+
+
+def _is_ours(task: Task) -> bool:
+    """Return whether the page comes from the task server, which always finishes loading."""
+    return task.url.startswith("/")

@@ -1,0 +1,132 @@
+"""From an action to real, trusted input.
+
+Invariants:
+
+* coordinates go from the grid to the viewport in one place;
+* pointer events of one action are sent in one go, in order: the browser queues them;
+* an action that the page ignores is no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from webrl.actions import (
+    Action,
+    DoubleClick,
+    Drag,
+    GoBack,
+    Hover,
+    LeftClick,
+    Navigate,
+    Press,
+    Scroll,
+    TypeText,
+    Wait,
+    to_pixels,
+)
+from webrl.browser.calls import Calls
+from webrl.browser.config import BrowserConfig
+from webrl.browser.devtools import Parameters
+from webrl.browser.errors import BrowserFault
+from webrl.browser.page import LivePage
+
+_DRAG_STEPS = 5
+_MOUSE = "Input.dispatchMouseEvent"
+_MouseCall = tuple[str, Parameters]
+
+
+class Performer:
+    """Performs actions on a page; `Answer` and `InvalidAction` never reach it."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        config: BrowserConfig,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        """Perform with the deadlines of `config`; `sleep` serves the action `wait()`."""
+        self._calls = calls
+        self._config = config
+        self._sleep = sleep
+
+    async def perform(self, page: LivePage, action: Action) -> None:
+        """Do `action` on `page`.
+
+        Raises:
+            BrowserFault: the page or its browser failed.
+        """
+        if isinstance(action, Wait):
+            await self._sleep(self._config.wait_s)
+        elif isinstance(action, TypeText | Press):
+            await self._keyboard(page, action)
+        elif isinstance(action, GoBack | Navigate):
+            await self._history(page, action)
+        else:
+            await page.send(_pointer_calls(page, action), self._config.deadlines.input_s)
+
+    async def _keyboard(self, page: LivePage, action: TypeText | Press) -> None:
+        keyboard = page.page.keyboard
+        call = (
+            keyboard.type(action.text)
+            if isinstance(action, TypeText)
+            else keyboard.press(action.key)
+        )
+        try:
+            await self._calls.run(call, self._config.deadlines.input_s, "keyboard")
+        except BrowserFault as fault:
+            if "Unknown key" not in fault.detail:
+                raise
+            page.note("no_effect", f"there is no key {getattr(action, 'key', '')!r}")
+
+    async def _history(self, page: LivePage, action: GoBack | Navigate) -> None:
+        deadline_s = self._config.deadlines.navigate_s
+        try:
+            if isinstance(action, Navigate):
+                await page.goto(action.url)
+                return
+            went = await self._calls.run(
+                page.page.go_back(wait_until="domcontentloaded", timeout=deadline_s * 1000),
+                deadline_s + 1.0,
+                "going back",
+            )
+            if went is None:
+                page.note("no_effect", "there is no page to go back to")
+        except BrowserFault as fault:
+            if fault.kind not in ("navigation_error", "page_error", "timeout"):
+                raise
+            page.note("navigation_error", fault.detail)
+
+
+def _pointer_calls(page: LivePage, action: Action) -> list[_MouseCall]:
+    width, height = page.viewport.width, page.viewport.height
+    if isinstance(action, Drag):
+        start = to_pixels(action.x, action.y, width=width, height=height)
+        end = to_pixels(action.to_x, action.to_y, width=width, height=height)
+        return _drag_calls(start, end)
+    assert isinstance(action, LeftClick | DoubleClick | Hover | Scroll)
+    x, y = to_pixels(action.x, action.y, width=width, height=height)
+    calls = [_mouse("mouseMoved", x, y)]
+    if isinstance(action, Scroll):
+        dx, dy = action.dx * width / 1000, action.dy * height / 1000
+        calls.append((_MOUSE, {"type": "mouseWheel", "x": x, "y": y, "deltaX": dx, "deltaY": dy}))
+    elif not isinstance(action, Hover):
+        for count in range(1, 3 if isinstance(action, DoubleClick) else 2):
+            calls += [_mouse("mousePressed", x, y, count), _mouse("mouseReleased", x, y, count)]
+    return calls
+
+
+def _drag_calls(start: tuple[float, float], end: tuple[float, float]) -> list[_MouseCall]:
+    calls = [_mouse("mouseMoved", *start), _mouse("mousePressed", *start, 1)]
+    for step in range(1, _DRAG_STEPS + 1):
+        share = step / _DRAG_STEPS
+        x = start[0] + (end[0] - start[0]) * share
+        y = start[1] + (end[1] - start[1]) * share
+        calls.append((_MOUSE, {**_mouse("mouseMoved", x, y)[1], "button": "left", "buttons": 1}))
+    return [*calls, _mouse("mouseReleased", *end, 1)]
+
+
+def _mouse(kind: str, x: float, y: float, count: int = 0) -> _MouseCall:
+    button = "left" if count else "none"
+    return _MOUSE, {"type": kind, "x": x, "y": y, "button": button, "clickCount": count}

@@ -1,0 +1,258 @@
+"""One driver and one browser for all sessions of a worker process.
+
+Invariants:
+
+* at most `num_slots` sessions are open; whoever asks for one more waits;
+* concurrent first uses start exactly one browser, and a start that fails leaves no process;
+* a browser that is lost costs the episodes that ran in it, nothing else: the next reset of each
+  session starts in a new one;
+* when the pool closes, its processes are gone and its folders are removed, by force if need be.
+
+Consumes nothing, waits for driver and browser, is unblocked by their answers or by deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from webrl.browser.calls import Calls
+from webrl.browser.config import BrowserConfig
+from webrl.browser.context import LiveContext
+from webrl.browser.errors import BrowserFault
+from webrl.browser.ladder import Rung
+from webrl.browser.live_browser import Driver, LiveBrowser
+from webrl.browser.perform import Performer
+from webrl.browser.processes import sweep_leftovers
+from webrl.browser.session import BrowserSession
+from webrl.errors import BrowserError
+from webrl.tasks import Task, TaskServer, Viewport
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the pool was entered."""
+
+    num_slots: int
+    """Sessions that may be open."""
+    num_open_sessions: int
+    """Sessions that are open."""
+    num_episodes: int
+    """Episodes that were started."""
+    num_contexts: int
+    """Contexts that were made."""
+    num_browser_launches: int
+    """Browsers that were launched, the first included."""
+    num_driver_starts: int
+    """Drivers that were started, the first included."""
+
+
+class BrowserPool:
+    """Sessions as slots of one browser. Used as `async with BrowserPool(config) as pool:`."""
+
+    def __init__(
+        self,
+        config: BrowserConfig | None = None,
+        *,
+        server: TaskServer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare a pool; nothing starts before it is entered.
+
+        Args:
+            config: How browsers are run.
+            server: A running server of the task pages; the pool runs its own when `None`.
+            clock: Seconds, for the restart budget.
+        """
+        self.config = BrowserConfig() if config is None else config
+        self._server = server
+        self._clock = clock
+        self._stack = AsyncExitStack()
+        self._free = list(range(self.config.num_slots))
+        self._changed = asyncio.Condition()
+        self._starting = asyncio.Lock()
+        self._driver: Driver | None = None
+        self._browser: LiveBrowser | None = None
+        self._retired: list[LiveBrowser] = []
+        self._restarts: deque[float] = deque()
+        self._num_contexts = 0
+        self._num_episodes = 0
+        self._num_launches = 0
+        self._num_drivers = 0
+
+    async def __aenter__(self) -> BrowserPool:
+        """Start the task server; driver and browser start with the first episode."""
+        sweep_leftovers()
+        await self._stack.__aenter__()
+        try:
+            self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+            self._calls = Calls(self._tasks)
+            self.performer = Performer(self._calls, self.config)
+            if self._server is None:
+                self._server = await self._stack.enter_async_context(TaskServer())
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End browser and driver, and remove their folders."""
+        driver = self._driver
+        try:
+            await self._close_browsers()
+            if driver is not None:
+                await driver.aclose(self.config.deadlines.close_s)
+        finally:
+            if driver is not None:
+                driver.destroy()
+            self._calls.cancel_all()
+            await self._stack.__aexit__(exc_type, exc, traceback)
+
+    async def session(self) -> BrowserSession:
+        """Return a new session, once a slot is free. Close it to give the slot back."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._free)
+            return BrowserSession(self, self._free.pop(0))
+
+    async def release(self, session: BrowserSession) -> None:
+        """Take the slot of `session` back; a second time does nothing."""
+        async with self._changed:
+            if session.number not in self._free:
+                self._free.append(session.number)
+                self._changed.notify()
+
+    def address(self, task: Task) -> str:
+        """Return the absolute address of a task's page."""
+        assert self._server is not None  # set on entry
+        return self._server.base_url + task.url if task.url.startswith("/") else task.url
+
+    def statistics(self) -> PoolStatistics:
+        """Return the counts so far."""
+        return PoolStatistics(
+            num_slots=self.config.num_slots,
+            num_open_sessions=self.config.num_slots - len(self._free),
+            num_episodes=self._num_episodes,
+            num_contexts=self._num_contexts,
+            num_browser_launches=self._num_launches,
+            num_driver_starts=self._num_drivers,
+        )
+
+    async def browser(self) -> LiveBrowser:
+        """Return a living browser, started when there is none.
+
+        Raises:
+            BrowserNotFoundError: there is no Chromium.
+            BrowserFault: it could not be started this time.
+            BrowserError: it was restarted too often.
+        """
+        browser = self._browser
+        if browser is None or not browser.is_usable:
+            async with self._starting:
+                browser = await self._renew()
+        self._num_episodes += 1
+        browser.driver.num_episodes += 1
+        return browser
+
+    async def context(self, browser: LiveBrowser, viewport: Viewport) -> LiveContext:
+        """Return a new context in `browser`.
+
+        Raises:
+            BrowserFault: it could not be made.
+        """
+        context = await LiveContext.create(browser, self._calls, self._tasks, self.config, viewport)
+        self._num_contexts += 1
+        if browser.num_contexts >= self.config.recycle_browser_every:
+            browser.is_retired = True
+        return context
+
+    async def replace(self, rung: Rung, browser: LiveBrowser | None) -> bool:
+        """Replace browser or driver when it is at fault; return whether it is worth a try.
+
+        A browser that answers is not at fault: other sessions work in it.
+        """
+        if browser is None or not browser.is_alive:
+            return True
+        if await browser.answers(self.config.deadlines.evaluate_s):
+            return False
+        _LOGGER.warning("browser %d does not answer and is killed", browser.pid)
+        browser.kill()
+        if rung is Rung.DRIVER:
+            browser.driver.is_suspect = True
+        return True
+
+    async def _renew(self) -> LiveBrowser:
+        """Return the current browser, or a new one. Runs under the start lock."""
+        if self._browser is not None and self._browser.is_usable:
+            return self._browser
+        self._spend_restart()
+        if self._browser is not None:
+            self._retired.append(self._browser)
+            self._browser = None
+        await self._close_retired()
+        driver = await self._living_driver()
+        try:
+            self._browser = await LiveBrowser.launch(driver, self._calls, self._tasks, self.config)
+        except BrowserFault:
+            driver.is_suspect = True
+            raise
+        self._num_launches += 1
+        return self._browser
+
+    async def _living_driver(self) -> Driver:
+        driver = self._driver
+        if driver is not None and driver.is_suspect and not self._retired:
+            self._driver = None
+            await driver.aclose(self.config.deadlines.close_s)
+        if self._driver is None:
+            self._driver = await Driver.start(self._calls, self.config)
+            self._num_drivers += 1
+        return self._driver
+
+    async def _close_retired(self) -> None:
+        """Close browsers that nobody uses any more."""
+        for browser in tuple(self._retired):
+            if browser.num_open_contexts == 0 or not browser.is_alive:
+                self._retired.remove(browser)
+                await browser.aclose(self.config.deadlines.close_s)
+
+    async def _close_browsers(self) -> None:
+        browsers = [*self._retired, *([self._browser] if self._browser else [])]
+        self._retired, self._browser = [], None
+        for browser in browsers:
+            await browser.aclose(self.config.deadlines.close_s)
+
+    def _spend_restart(self) -> None:
+        """Count one restart.
+
+        Raises:
+            BrowserError: the budget is spent.
+        """
+        if self._browser is None and self._num_launches == 0 and not self._restarts:
+            self._restarts.append(self._clock())
+            return
+        now = self._clock()
+        while self._restarts and now - self._restarts[0] > self.config.restart_window_s:
+            self._restarts.popleft()
+        if len(self._restarts) > self.config.max_restarts:
+            raise BrowserError(
+                f"browser restarts must be <= {self.config.max_restarts} within "
+                f"{self.config.restart_window_s:g} s, got one more. Look for what ends the browser "
+                "(memory limit, missing libraries): start it by hand with --headless."
+            )
+        self._restarts.append(now)

@@ -1,0 +1,215 @@
+"""One slot of the pool: episode after episode, for as long as its worker lives.
+
+Invariants:
+
+* one episode at a time: `reset`, then `step` until the outcome is done or a fault is raised;
+* after a fault nothing of its episode is used again: the next reset starts from a new context;
+* a task that restarts in place meets a page without focus, selection and hover of the episode
+  before, so that the same seed gives the same pixels.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from webrl.actions import Action, Answer, InvalidAction
+from webrl.browser.config import BrowserConfig
+from webrl.browser.context import LiveContext
+from webrl.browser.errors import BrowserFault
+from webrl.browser.judge import judge_answer, read_goal, read_state
+from webrl.browser.ladder import Rung, next_rung
+from webrl.browser.live_browser import LiveBrowser
+from webrl.browser.outcome import EndReason, Observation, StepOutcome
+from webrl.browser.page import LivePage
+from webrl.browser.pages import PageShelf
+from webrl.browser.perform import Performer
+from webrl.tasks import Task, Viewport
+
+
+class Pool(Protocol):
+    """What a session needs of its pool."""
+
+    @property
+    def config(self) -> BrowserConfig:
+        """Return the configuration of all sessions."""
+        ...
+
+    @property
+    def performer(self) -> Performer:
+        """Return what turns actions into input."""
+        ...
+
+    async def browser(self) -> LiveBrowser:
+        """Return a living browser, started when there is none."""
+        ...
+
+    async def context(self, browser: LiveBrowser, viewport: Viewport) -> LiveContext:
+        """Return a new context."""
+        ...
+
+    async def replace(self, rung: Rung, browser: LiveBrowser | None) -> bool:
+        """Replace browser or driver when it is at fault; return whether it was."""
+        ...
+
+    def address(self, task: Task) -> str:
+        """Return the absolute address of a task's page."""
+        ...
+
+    async def release(self, session: BrowserSession) -> None:
+        """Take the slot back."""
+        ...
+
+
+class _Episode(msgspec.Struct, kw_only=True):
+    task: Task
+    page: LivePage
+    last: Observation
+    num_steps: int = 0
+
+
+class BrowserSession:
+    """Runs episodes in one slot. Made by `BrowserPool.session`."""
+
+    def __init__(self, pool: Pool, number: int) -> None:
+        """Take slot `number` of `pool`; nothing is opened yet."""
+        self.number = number
+        self._pool = pool
+        self._shelf = PageShelf(pool, number)
+        self._episode: _Episode | None = None
+        self._is_dirty = False
+
+    async def __aenter__(self) -> BrowserSession:
+        """Return the session."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the session."""
+        await self.aclose()
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start an episode and return what the policy sees first.
+
+        Faults climb the ladder: page, context, browser, driver are replaced in turn.
+
+        Args:
+            task: What to do.
+            seed: Which instance of it; any integer.
+
+        Raises:
+            BrowserFault: the episode can not be started, even with everything replaced.
+        """
+        self._episode = None
+        if self._is_dirty:
+            await self._shelf.clear()
+            self._is_dirty = False
+        rung = Rung.NOTHING
+        while True:
+            try:
+                return await self._start(task, seed)
+            except BrowserFault as fault:
+                climbed = next_rung(fault.kind, rung)
+                if climbed is None or not await self._replace(climbed, task):
+                    self._is_dirty = True
+                    raise
+                rung = climbed
+
+    async def step(self, action: Action | InvalidAction) -> StepOutcome:
+        """Do one action and return what it led to.
+
+        Args:
+            action: What `parse_action` returned; an invalid one costs a step and touches nothing.
+
+        Raises:
+            BrowserFault: the episode can not go on.
+            RuntimeError: there is no episode: it was never started, or is done.
+        """
+        episode = self._episode
+        if episode is None:
+            raise RuntimeError("step must follow reset, got no episode. Call reset first.")
+        episode.num_steps += 1
+        try:
+            outcome = await self._step(episode, action)
+        except BaseException:
+            self._episode, self._is_dirty = None, True
+            raise
+        if outcome.is_done:
+            self._episode = None
+        return outcome
+
+    async def evaluate(self, script: str) -> object:
+        """Return the JSON value of a script in the episode's page, such as an oracle's.
+
+        Raises:
+            BrowserFault: the script threw, or the page did not answer.
+            RuntimeError: there is no episode.
+        """
+        if self._episode is None:
+            raise RuntimeError("evaluate must follow reset, got no episode. Call reset first.")
+        return await self._episode.page.evaluate(script)
+
+    async def aclose(self) -> None:
+        """Close the pages and give the slot back; a second time does nothing."""
+        self._episode = None
+        try:
+            await self._shelf.clear()
+        finally:
+            await self._pool.release(self)
+
+    async def _replace(self, rung: Rung, task: Task) -> bool:
+        browser = self._shelf.browser
+        if rung is Rung.PAGE:
+            await self._shelf.drop_page(task)
+            return True
+        await self._shelf.clear()
+        return rung is Rung.CONTEXT or await self._pool.replace(rung, browser)
+
+    async def _start(self, task: Task, seed: int) -> Observation:
+        page = await self._shelf.page_for(task)
+        goal = await read_goal(page, task, seed)
+        observation = Observation(
+            screenshot=await page.screenshot(),
+            width=task.viewport.width,
+            height=task.viewport.height,
+            goal=goal,
+            url=page.page.url,
+            events=page.take_events(),
+        )
+        self._episode = _Episode(task=task, page=page, last=observation)
+        return observation
+
+    async def _step(self, episode: _Episode, action: Action | InvalidAction) -> StepOutcome:
+        page, task = episode.page, episode.task
+        is_last = episode.num_steps >= task.max_steps
+        if isinstance(action, Answer):
+            return self._end(episode, judge_answer(task, action.text), "answer")
+        if isinstance(action, InvalidAction):
+            page.note("invalid_action", action.reason)
+            if not is_last:
+                return self._continue(episode, episode.last.screenshot)
+        else:
+            await self._pool.performer.perform(page, action)
+        state = await read_state(page, task)
+        if state.done:
+            return self._end(episode, state.reward, "task")
+        if is_last:
+            return self._end(episode, state.reward, "max_steps")
+        return self._continue(episode, await page.screenshot())
+
+    def _continue(self, episode: _Episode, screenshot: bytes) -> StepOutcome:
+        events = episode.page.take_events()
+        episode.last = msgspec.structs.replace(
+            episode.last, screenshot=screenshot, url=episode.page.page.url, events=events
+        )
+        return StepOutcome(observation=episode.last, is_done=False, events=events)
+
+    def _end(self, episode: _Episode, raw_reward: float, reason: EndReason) -> StepOutcome:
+        return StepOutcome(
+            observation=None,
+            is_done=True,
+            reward=1.0 if raw_reward >= episode.task.success_threshold else 0.0,
+            raw_reward=raw_reward,
+            end_reason=reason,
+            events=episode.page.take_events(),
+        )

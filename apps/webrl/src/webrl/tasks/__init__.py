@@ -1,0 +1,23 @@
+"""What is to be done: tasks by name, their pages on loopback, oracles that know the next click."""
+
+from webrl.tasks.miniwob import html_root, miniwob_names, miniwob_task
+from webrl.tasks.oracle import ORACLE_TASKS, oracle
+from webrl.tasks.registry import load_task, load_tasks, task_names
+from webrl.tasks.server import Handler, TaskServer
+from webrl.tasks.task import ResetMode, Task, Viewport
+
+__all__ = [
+    "Handler",
+    "ORACLE_TASKS",
+    "ResetMode",
+    "Task",
+    "TaskServer",
+    "Viewport",
+    "html_root",
+    "load_task",
+    "load_tasks",
+    "miniwob_names",
+    "miniwob_task",
+    "oracle",
+    "task_names",
+]

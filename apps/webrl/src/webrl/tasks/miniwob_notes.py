@@ -1,0 +1,45 @@
+"""What is known about single MiniWoB++ pages: sizes, step limits, thresholds, oddities.
+
+Invariant: a page that is not listed has the defaults of `webrl.tasks.miniwob`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+UNSUITED: frozenset[str] = frozenset()
+"""Pages that neither a pointer nor a keyboard can finish."""
+
+RELOAD: frozenset[str] = frozenset({"simon-says"})
+"""Pages that bind new handlers to lasting elements at each restart, so that an old episode's
+handler would judge the next one."""
+
+MAX_STEPS: Mapping[str, int] = {
+    "click-test": 1,
+    "click-test-2": 1,
+    "click-test-transfer": 1,
+    "click-dialog": 1,
+    "click-dialog-2": 1,
+    "click-tab": 1,
+    "click-button": 1,
+    "click-color": 1,
+    "click-widget": 1,
+    "grid-coordinate": 1,
+    "click-button-sequence": 4,
+    "click-collapsible": 4,
+    "ascending-numbers": 7,
+    "tic-tac-toe": 6,
+    "simon-says": 6,
+}
+"""Actions of one episode where the default of 10 is not apt."""
+
+THRESHOLD: Mapping[str, float] = {}
+"""Smallest raw reward that is success, where the default of 0.5 is not apt."""
+
+VIEWPORTS: Mapping[str, tuple[int, int]] = {
+    "buy-ticket": (160, 240),
+    "click-pie": (160, 400),
+    "click-pie-nodelay": (160, 400),
+    "simon-says": (160, 240),
+}
+"""Width and height of pages that are higher than 224 pixels."""

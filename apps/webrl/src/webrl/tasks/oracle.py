@@ -1,0 +1,106 @@
+"""Scripts that know the next right click, for tests, demonstrations and blind-policy measurements.
+
+Invariants:
+
+* an oracle reads the page and changes nothing: it only returns where a person would click next;
+* it gives `null` when it can not tell (an episode that is done, a page that is still moving);
+* a task without an easy oracle has none, instead of a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from webrl.errors import TaskError
+from webrl.tasks.task import Task
+
+_PRELUDE = """
+const $$ = (s) => Array.from(document.querySelectorAll(s));
+const shown = (e) => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0; };
+const texts = (s, t) => $$(s).filter(e => shown(e) && e.textContent.trim() === t);
+const box = (e) => {
+  const r = e && e.getClientRects()[0];
+  if (!r) return null;
+  let best = null, least = Infinity;
+  for (let i = 0; i <= 8; i++) for (let j = 0; j <= 8; j++) {
+    const x = r.left + 0.5 + (r.width - 1) * i / 8, y = r.top + 0.5 + (r.height - 1) * j / 8;
+    const distance = Math.hypot(i - 4, j - 4);
+    const hit = document.elementFromPoint(x, y);
+    if (distance < least && hit && (hit === e || e.contains(hit))) { best = {x, y}; least = distance; }
+  }
+  return best && {...best, left: r.left, top: r.top, width: r.width, height: r.height};
+};
+const quoted = () => (/"([^"]*)"/.exec(core.getUtterance()) || [])[1];
+"""
+
+_SCRIPTS: Mapping[str, str] = {
+    "click-test": "box($$('#subbtn')[0])",
+    "click-test-transfer": "box($$('#subbtn')[0])",
+    "click-test-2": "box($$('#subbtn')[0])",
+    "click-button-sequence": "box($$(buttonsPushed.length ? '#subbtn2' : '#subbtn')[0])",
+    "click-dialog": "box($$('.ui-dialog-titlebar button.ui-button').filter(shown)[0])",
+    "click-dialog-2": (
+        "box(quoted() === 'x' ? $$('.ui-dialog-titlebar button.ui-button').filter(shown)[0]"
+        " : texts('.ui-dialog-buttonset button', quoted())[0])"
+    ),
+    "click-button": "box(texts('#area button', quoted())[0])",
+    "click-link": "box(texts('#area .alink', quoted())[0])",
+    "click-tab": "box(texts('#area ul a', /Tab #\\d/.exec(core.getUtterance())[0])[0])",
+    "click-collapsible": (
+        "box($$('.ui-accordion-content').some(shown) ? $$('#subbtn')[0] : $$('#area h3')[0])"
+    ),
+    "click-collapsible-2": """(() => {
+      const link = texts('#area .alink', quoted())[0];
+      if (link) return box(link);
+      const hidden = $$('#area .alink').find(e => e.textContent === quoted());
+      const content = hidden && hidden.closest('.ui-accordion-content');
+      return content && box(content.previousElementSibling);
+    })()""",
+    "click-color": """box($$('#area .color').find(
+      e => core.getUtterance() === 'Click on the ' + e.dataset.color + ' colored box.'))""",
+    "grid-coordinate": "box(document.getElementById(expectedCoords))",
+    "ascending-numbers": """(() => {
+      const left = $$('svg rect');
+      return box(left.length ? left[0] : $$('svg text').find(e => e.innerHTML === '1'));
+    })()""",
+    "click-checkboxes": """(() => {
+      const goal = core.getUtterance().replace(/^Select /, '').replace(/ and click Submit\\.$/, '');
+      const wanted = goal === 'nothing' ? [] : goal.split(', ');
+      const row = $$('#area label').find(
+        e => wanted.includes(e.textContent.trim()) !== e.querySelector('input').checked);
+      return box(row ? row.querySelector('input') : $$('#subbtn')[0]);
+    })()""",
+    "tic-tac-toe": """(() => {
+      const free = gameState.map((v, i) => i).filter(i => gameState[i] === 0);
+      const wins = (player, i) => { const kept = gameState[i]; gameState[i] = player;
+        const won = checkWinner(player); gameState[i] = kept; return won; };
+      const best = free.find(i => wins(1, i)) ?? free.find(i => wins(-1, i))
+        ?? [4, 0, 2, 6, 8, 1, 3, 5, 7].find(i => free.includes(i));
+      return best === undefined ? null : box($$('#ttt-' + best)[0]);
+    })()""",
+}
+
+ORACLE_TASKS: tuple[str, ...] = tuple(sorted(f"miniwob/{name}" for name in _SCRIPTS))
+"""Full names of the tasks that have an oracle."""
+
+
+def oracle(task: Task) -> str:
+    """Return a script that gives the next right click.
+
+    The script evaluates to `{x, y, left, top, width, height}` in CSS pixels of the viewport: the
+    point to click (as near to the element's middle as nothing covers it) and the element's box,
+    or to `null` when there is nothing to click.
+
+    Args:
+        task: A task whose full name is in `ORACLE_TASKS`.
+
+    Raises:
+        TaskError: the task has no oracle.
+    """
+    script = _SCRIPTS.get(task.name) if task.suite == "miniwob" else None
+    if script is None:
+        raise TaskError(
+            f"task must have an oracle, got {task.full_name!r}. Those that have one: "
+            f"{', '.join(ORACLE_TASKS)}."
+        )
+    return f"(() => {{ {_PRELUDE} if (WOB_DONE_GLOBAL) return null; return {script}; }})()"

@@ -1,0 +1,46 @@
+"""Tasks by name.
+
+Invariant: a name that is not known fails with the nearest known one, before anything starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from webrl.errors import TaskError
+from webrl.tasks.miniwob import SUITE, miniwob_names, miniwob_task, page_names
+from webrl.tasks.task import Task
+
+
+def task_names() -> tuple[str, ...]:
+    """Return every name that `load_tasks` takes, sorted, as `suite/name`."""
+    return tuple(f"{SUITE}/{name}" for name in miniwob_names())
+
+
+def load_tasks(names: Iterable[str]) -> list[Task]:
+    """Return the tasks of the given names, in the given order.
+
+    Args:
+        names: Full names such as `miniwob/click-test-2`.
+
+    Raises:
+        TaskError: a name is not known; the message holds the nearest one.
+    """
+    return [load_task(name) for name in names]
+
+
+def load_task(name: str) -> Task:
+    """Return one task by its full name.
+
+    Raises:
+        TaskError: the name is not known; the message holds the nearest one.
+    """
+    suite, _, page = name.partition("/")
+    if suite == SUITE and page in page_names():
+        return miniwob_task(page)
+    known = task_names()
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    nearest = nearest or difflib.get_close_matches(f"{SUITE}/{name}", known, n=1, cutoff=0.5)
+    fix = f"Did you mean {nearest[0]!r}?" if nearest else "List the names with: webrl tasks."
+    raise TaskError(f"task must be the name of a known task, got {name!r}. {fix}")
