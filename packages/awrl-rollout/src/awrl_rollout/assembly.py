@@ -1,0 +1,125 @@
+"""From ended members to batches: ledger endings, the acceptance hook, the hard check.
+
+Invariants:
+* each ended member is told to the manager exactly once;
+* a group that is dropped or rejected returns all its units;
+* staleness is checked here, at the moment of the assembly, on the oldest trainable token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+from awrl_staleness import StalenessManager
+
+from awrl_rollout.batch import GroupResult, ReadyQueue, RolloutBatch
+from awrl_rollout.episode import EpisodeRecord, EpisodeRequest, Outcome
+from awrl_rollout.groups import CompleteGroup, GroupBook
+
+AcceptGroup = Callable[[Sequence[EpisodeRecord]], str | None]
+"""Returns why a complete group is rejected (for example `zero variance`), None to accept it."""
+
+
+class Assembly:
+    """Carries one run's records from landing to batch.
+
+    Args:
+        manager: The run's one authority.
+        book: Open groups.
+        accept_group: The acceptance hook.
+    """
+
+    def __init__(
+        self, manager: StalenessManager, book: GroupBook, accept_group: AcceptGroup | None
+    ) -> None:
+        self.ready = ReadyQueue()
+        self.dropped_groups: Counter[str] = Counter()
+        """Groups that never reached a batch, by reason."""
+        self.num_smaller_groups = 0
+        self.in_training: dict[int, tuple[CompleteGroup, ...]] = {}
+        """Consumed groups by batch, until settled."""
+        self._manager = manager
+        self._book = book
+        self._accept_group = accept_group
+
+    def ended(self, request: EpisodeRequest, record: EpisodeRecord) -> CompleteGroup | None:
+        """Tell the ledger of one member's end; return its group when that is complete."""
+        manager = self._manager
+        if record.fault is not None:
+            manager.fault(request.episode_id, record.fault.kind.value)
+        elif record.outcome is Outcome.REJECTED:
+            manager.reject(request.episode_id, "filtered by the workflow")
+        else:
+            if record.oldest_version is None:
+                record = msgspec.structs.replace(record, oldest_version=request.weight_version)
+            manager.finish(request.episode_id, oldest_version=record.oldest_version)
+        ending = self._book.ended(request, record)
+        if ending.refill is not None:
+            manager.enqueue(
+                ending.refill.episode_id, group_id=request.group_id, label=request.label
+            )
+        if ending.complete is not None:
+            self._completed(ending.complete)
+        return ending.complete
+
+    def sweep(self) -> None:
+        """Drop the waiting groups none of whose members is fresh any more."""
+        for group in self.ready.remove_where(
+            lambda group: not any(map(self._is_fresh, group.records))
+        ):
+            for record in group.records:
+                self._manager.expire(record.episode_id)
+            self.dropped_groups["expired"] += 1
+
+    def take(self, num_episodes: int, *, is_short: bool) -> RolloutBatch:
+        """Return a batch of the oldest groups; the caller has swept and counted."""
+        groups = self.ready.take(num_episodes)
+        results = [self._judge(group) for group in groups]
+        ids = [record.episode_id for result in results for record in result.trainable]
+        batch = self._manager.consume(ids)
+        self.in_training[batch] = tuple(groups)
+        return RolloutBatch(results, batch=batch, version=self._manager.version, is_short=is_short)
+
+    def settled(self, batches: Sequence[int] | None) -> None:
+        """Forget batches that were published, skipped or discarded; all when None."""
+        for batch in list(self.in_training) if batches is None else batches:
+            self.in_training.pop(batch, None)
+
+    def _judge(self, group: CompleteGroup) -> GroupResult:
+        expired = [record.episode_id for record in group.records if not self._is_fresh(record)]
+        for episode_id in expired:
+            self._manager.expire(episode_id)
+        return GroupResult(
+            group_id=group.group_id,
+            records=group.records,
+            expired=frozenset(expired),
+            group_size=len(group.requests),
+            num_lost=group.num_lost,
+        )
+
+    def _completed(self, group: CompleteGroup) -> None:
+        reason = self._refusal(group)
+        if reason is None:
+            self._manager.close_group(group.group_id)
+            self.num_smaller_groups += len(group.records) < len(group.requests)
+            self.ready.add(group)
+            return
+        for record in group.records:
+            self._manager.reject(record.episode_id, reason)
+        self._manager.close_group(group.group_id)
+        self.dropped_groups[reason] += 1
+
+    def _refusal(self, group: CompleteGroup) -> str | None:
+        policy = self._book.policy
+        if not group.records:
+            return "all members lost" if group.num_lost else "all members filtered"
+        if len(group.records) < policy.min_members:
+            return f"fewer than {policy.min_members} members"
+        if group.num_lost and policy.when_incomplete == "drop":
+            return "incomplete"
+        return None if self._accept_group is None else self._accept_group(group.records)
+
+    def _is_fresh(self, record: EpisodeRecord) -> bool:
+        return record.oldest_version is not None and self._manager.is_fresh(record.oldest_version)

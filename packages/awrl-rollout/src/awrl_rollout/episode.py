@@ -1,0 +1,146 @@
+"""What travels between controller and workers: a request for one episode, and its record.
+
+Invariants:
+* a record answers exactly one request and carries its id, group, member and attempt;
+* a fault carries no reward: `reward` is None unless the outcome is success or failure.
+
+Payloads are opaque: this package never looks inside.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from awrl_rollout.faults import Fault
+
+
+class Outcome(enum.Enum):
+    """How an episode ended."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    FAULT = "fault"
+    """The infrastructure broke; says nothing about the policy."""
+    REJECTED = "rejected"
+    """The workflow answered None: it filtered the episode out."""
+
+
+class EpisodeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode to run."""
+
+    episode_id: str
+    """Unique over the run; a refill gets an id of its own."""
+    group_id: str
+    """Siblings share it; advantages are normalised within it."""
+    member: int = 0
+    """Place in the group, 0 to `group_size - 1`; a refill keeps the place."""
+    group_size: int = 1
+    """Members that were asked for."""
+    payload: object = None
+    """The task; opaque."""
+    is_eval: bool = False
+    """True: outside of the staleness budget, never trained on."""
+    attempt: int = 0
+    """How many earlier requests for this member were lost to faults."""
+    label: str | None = None
+    """Caller's label for waste statistics, for example the difficulty."""
+    weight_version: int = 0
+    """Version published when the episode was admitted."""
+
+
+class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a workflow returns for an episode that ran to its end."""
+
+    is_success: bool
+    payload: object = None
+    """The trajectory; opaque."""
+    reward: float | None = None
+    oldest_version: int | None = None
+    """Weight version of the oldest trainable token; None when the workflow does not know."""
+    newest_version: int | None = None
+
+
+class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The one terminal record of one request."""
+
+    episode_id: str
+    group_id: str
+    member: int = 0
+    attempt: int = 0
+    is_eval: bool = False
+    label: str | None = None
+    outcome: Outcome
+    payload: object = None
+    """The trajectory; None after a fault."""
+    reward: float | None = None
+    oldest_version: int | None = None
+    """Weight version of the oldest trainable token; None when unknown."""
+    newest_version: int | None = None
+    fault: Fault | None = None
+    """Set iff the outcome is `FAULT`."""
+    num_attempts: int = 1
+    """How often the executor ran the workflow."""
+    worker: str = ""
+    """Name of the worker that ran it."""
+    started_s: float = 0.0
+    """Seconds on the worker's clock; comparable within one worker only."""
+    ended_s: float = 0.0
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether the record says something about the policy."""
+        return self.outcome in (Outcome.SUCCESS, Outcome.FAILURE)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What the executor adds to a record of its own."""
+
+    worker: str = ""
+    num_attempts: int = 1
+    started_s: float = 0.0
+    ended_s: float = 0.0
+
+
+def record_result(
+    request: EpisodeRequest, result: EpisodeResult | None, measured: Measured
+) -> EpisodeRecord:
+    """Return the record of an episode whose workflow returned; None means rejected."""
+    if result is None:
+        return _record(request, measured, Outcome.REJECTED)
+    outcome = Outcome.SUCCESS if result.is_success else Outcome.FAILURE
+    return _record(request, measured, outcome, result=result)
+
+
+def record_fault(request: EpisodeRequest, fault: Fault, measured: Measured) -> EpisodeRecord:
+    """Return the record of an episode that was lost."""
+    return _record(request, measured, Outcome.FAULT, fault=fault)
+
+
+def _record(
+    request: EpisodeRequest,
+    measured: Measured,
+    outcome: Outcome,
+    *,
+    result: EpisodeResult | None = None,
+    fault: Fault | None = None,
+) -> EpisodeRecord:
+    return EpisodeRecord(
+        episode_id=request.episode_id,
+        group_id=request.group_id,
+        member=request.member,
+        attempt=request.attempt,
+        is_eval=request.is_eval,
+        label=request.label,
+        outcome=outcome,
+        payload=None if result is None else result.payload,
+        reward=None if result is None else result.reward,
+        oldest_version=None if result is None else result.oldest_version,
+        newest_version=None if result is None else result.newest_version,
+        fault=fault,
+        num_attempts=measured.num_attempts,
+        worker=measured.worker,
+        started_s=measured.started_s,
+        ended_s=measured.ended_s,
+    )

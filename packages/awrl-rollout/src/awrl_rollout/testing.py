@@ -1,0 +1,233 @@
+"""Fakes and drivers for tests of code that uses `awrl_rollout`; nothing here sleeps.
+
+How executor, controller and callback fit together, in one virtual second::
+
+    async def workflow(request, context):
+        await context.clock.sleep(1.0)
+        return EpisodeResult(is_success=True, reward=1.0)
+
+    async def main():
+        manager = StalenessManager(StalenessConfig(
+            max_concurrent=8, consumer_batch_size=4, max_off_policyness=1))
+        async with WorkflowExecutor(workflow, num_slots=8) as executor:
+            worker = LocalWorker(executor)
+            async with RolloutController([worker], manager, source=endless_groups(2)) as controller:
+                batch = await controller.prepare_batch(4)
+                controller.publish(1)
+
+    VirtualClock().run(main())
+
+On a cluster the executor lives in an actor that awaits `executor.serve()`, its `on_finished` is a
+`CallbackNotifier`, the controller's process runs `CallbackServer(controller.nudge)`, and an adapter
+with the methods of `Worker` stands in for `LocalWorker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from awrl_rollout.admission import TaskSource
+from awrl_rollout.episode import (
+    EpisodeRecord,
+    EpisodeRequest,
+    EpisodeResult,
+    Measured,
+    record_fault,
+    record_result,
+)
+from awrl_rollout.faults import Fault, FaultKind
+from awrl_rollout.slot import EpisodeContext, Workflow
+from awrl_rollout.statistics import ExecutorStatistics, SlotView
+
+_SETTLE_CYCLES = 64
+"""Loop cycles that `settle` yields; the longest chain of wake-ups in this package is below 20."""
+
+
+async def settle(num_cycles: int = _SETTLE_CYCLES) -> None:
+    """Return once every task has run until it waits for something outside of the loop."""
+    for _ in range(num_cycles):
+        await asyncio.sleep(0)
+
+
+def make_group(
+    group_id: str, num_members: int, *, payload: object = None, label: str | None = None
+) -> list[EpisodeRequest]:
+    """Return the requests of one group, with ids `GROUP/MEMBER`."""
+    return [
+        EpisodeRequest(
+            episode_id=f"{group_id}/{member}",
+            group_id=group_id,
+            member=member,
+            group_size=num_members,
+            payload=payload,
+            label=label,
+        )
+        for member in range(num_members)
+    ]
+
+
+def endless_groups(num_members: int, *, limit: int | None = None) -> TaskSource:
+    """Return a source of groups `g0`, `g1`, ...; None after `limit` of them."""
+    num_made = 0
+
+    def source() -> list[EpisodeRequest] | None:
+        nonlocal num_made
+        if limit is not None and num_made >= limit:
+            return None
+        num_made += 1
+        return make_group(f"g{num_made - 1}", num_members)
+
+    return source
+
+
+def scripted_workflow(
+    duration_s: Callable[[EpisodeRequest], float] = lambda request: 0.0,
+    result: Callable[[EpisodeRequest], EpisodeResult | None] = lambda request: EpisodeResult(
+        is_success=True, reward=1.0
+    ),
+) -> Workflow:
+    """Return a workflow that takes `duration_s(request)` and answers `result(request)`."""
+
+    async def workflow(request: EpisodeRequest, context: EpisodeContext) -> EpisodeResult | None:
+        await context.clock.sleep(duration_s(request))
+        return result(request)
+
+    return workflow
+
+
+class ScriptedWorker:
+    """A worker whose episodes end when the test says so.
+
+    Args:
+        name: Its name.
+        num_slots: Its slots; the fake fails when a controller gives it more.
+
+    Attributes:
+        requests: Running requests by id, in the order of their arrival.
+        seen: Every request that ever arrived.
+        calls: Names of the methods that were called, in order.
+        hang: Methods that never return from now on.
+        is_silent: True: completions are not told, only polling finds them.
+    """
+
+    def __init__(self, name: str = "worker", *, num_slots: int = 4) -> None:
+        self.requests: dict[str, EpisodeRequest] = {}
+        self.seen: list[EpisodeRequest] = []
+        self.calls: list[str] = []
+        self.hang: set[str] = set()
+        self.is_silent = False
+        self._name = name
+        self._num_slots = num_slots
+        self._records: dict[str, EpisodeRecord] = {}
+        self._error: Exception | None = None
+        self._on_completion: list[Callable[[str], None]] = []
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def num_slots(self) -> int:
+        """Its slots."""
+        return self._num_slots
+
+    def subscribe(self, on_completion: Callable[[str], None]) -> None:
+        """Remember whom to tell of completions."""
+        self._on_completion.append(on_completion)
+
+    # -- the test's side
+
+    def succeed(
+        self, episode_id: str, *, reward: float = 1.0, oldest_version: int | None = None
+    ) -> None:
+        """End an episode well."""
+        result = EpisodeResult(is_success=reward > 0, reward=reward, oldest_version=oldest_version)
+        request = self.requests.pop(episode_id)
+        self.deliver(record_result(request, result, Measured(worker=self._name)))
+
+    def filter_out(self, episode_id: str) -> None:
+        """End an episode as a workflow does that answers None."""
+        request = self.requests.pop(episode_id)
+        self.deliver(record_result(request, None, Measured(worker=self._name)))
+
+    def fail(self, episode_id: str, kind: FaultKind = FaultKind.BROWSER_LOST) -> None:
+        """End an episode with a fault."""
+        fault = Fault(kind=kind, boundary="script", error_type="", message="as scripted")
+        request = self.requests.pop(episode_id)
+        self.deliver(record_fault(request, fault, Measured(worker=self._name)))
+
+    def deliver(self, record: EpisodeRecord) -> None:
+        """Make a record takable, also a second time or for an unknown episode."""
+        self._records[record.episode_id] = record
+        if not self.is_silent:
+            for listener in self._on_completion:
+                listener(self._name)
+
+    def die(self, error: Exception | None = None) -> None:
+        """Let every further call raise."""
+        self._error = ConnectionError("the worker is gone") if error is None else error
+
+    # -- the controller's side
+
+    async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
+        """Start to run requests."""
+        await self._enter("submit")
+        for request in requests:
+            self.requests[request.episode_id] = request
+            self.seen.append(request)
+        if len(self.requests) > self._num_slots:
+            raise AssertionError(f"{len(self.requests)} episodes in {self._num_slots} slots")
+
+    async def take_finished(self, acknowledged: Sequence[str]) -> list[EpisodeRecord]:
+        """Return the records that are not acknowledged."""
+        await self._enter("take_finished")
+        for episode_id in acknowledged:
+            self._records.pop(episode_id, None)
+        return list(self._records.values())
+
+    async def cancel(self, episode_ids: Sequence[str]) -> None:
+        """End episodes as cancelled."""
+        await self._enter("cancel")
+        for episode_id in episode_ids:
+            if episode_id in self.requests:
+                self.fail(episode_id, FaultKind.CANCELLED)
+
+    async def pause(self) -> None:
+        """Note the call."""
+        await self._enter("pause")
+
+    async def resume(self) -> None:
+        """Note the call."""
+        await self._enter("resume")
+
+    async def statistics(self) -> ExecutorStatistics:
+        """Return what the script runs."""
+        await self._enter("statistics")
+        views = tuple(
+            SlotView(
+                slot=slot, episode_id=key, is_eval=item.is_eval, stage="script", site="", for_s=0.0
+            )
+            for slot, (key, item) in enumerate(self.requests.items())
+        )
+        return ExecutorStatistics(
+            name=self._name,
+            num_slots=self._num_slots,
+            num_waiting=0,
+            num_running=len(self.requests),
+            num_untaken=len(self._records),
+            num_ended=len(self.seen) - len(self.requests),
+            num_faults=0,
+            is_admission_open=True,
+            busy_s=0.0,
+            alive_s=0.0,
+            slots=views,
+        )
+
+    async def _enter(self, call: str) -> None:
+        self.calls.append(call)
+        if call in self.hang:
+            await asyncio.get_running_loop().create_future()
+        if self._error is not None:
+            raise self._error

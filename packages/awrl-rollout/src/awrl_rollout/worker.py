@@ -1,0 +1,133 @@
+"""What a `RolloutController` needs of a worker, and the worker that lives in its own loop.
+
+A worker on another machine is an adapter of a dozen lines: each method awaits one remote call to
+an actor that holds a `WorkflowExecutor`. Any exception or a missed deadline in any method means
+that the worker is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from awrl_rollout.episode import EpisodeRecord, EpisodeRequest
+from awrl_rollout.executor import WorkflowExecutor
+from awrl_rollout.statistics import ExecutorStatistics
+
+
+class Worker(Protocol):
+    """Runs episodes in slots and keeps their records until they are acknowledged."""
+
+    @property
+    def name(self) -> str:
+        """Unique among the controller's workers."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """Episodes that it runs at once."""
+        ...
+
+    async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
+        """Accept requests; must return without waiting for them to run."""
+        ...
+
+    async def take_finished(self, acknowledged: Sequence[str]) -> list[EpisodeRecord]:
+        """Forget the acknowledged records and return all others, without waiting for more."""
+        ...
+
+    async def cancel(self, episode_ids: Sequence[str]) -> None:
+        """End these episodes as faults; ids that are unknown or ended are ignored."""
+        ...
+
+    async def pause(self) -> None:
+        """Stop generating: send no request to an inference server."""
+        ...
+
+    async def resume(self) -> None:
+        """Generate again."""
+        ...
+
+    async def statistics(self) -> ExecutorStatistics:
+        """Return what its slots do now."""
+        ...
+
+
+@runtime_checkable
+class NotifyingWorker(Protocol):
+    """A worker in the controller's own loop that can tell of records without HTTP."""
+
+    def subscribe(self, on_completion: Callable[[str], None]) -> None:
+        """Call `on_completion(name)` whenever there are records to take."""
+        ...
+
+
+class GenerationSwitch(Protocol):
+    """The part of a generation client that `pause` and `resume` reach."""
+
+    async def pause(self) -> None:
+        """Hold back every request from now on."""
+        ...
+
+    async def resume(self) -> None:
+        """Send requests again."""
+        ...
+
+
+class LocalWorker:
+    """A worker around an executor in the controller's own loop.
+
+    Args:
+        executor: The slots; whoever made it also serves it.
+        generation: What `pause` and `resume` reach; None when the workflow generates nothing.
+    """
+
+    def __init__(
+        self, executor: WorkflowExecutor, *, generation: GenerationSwitch | None = None
+    ) -> None:
+        self._executor = executor
+        self._generation = generation
+
+    @property
+    def name(self) -> str:
+        """The executor's name."""
+        return self._executor.name
+
+    @property
+    def num_slots(self) -> int:
+        """The executor's slots."""
+        return self._executor.num_slots
+
+    def subscribe(self, on_completion: Callable[[str], None]) -> None:
+        """Call `on_completion(name)` whenever an episode has ended."""
+        self._executor.subscribe(lambda: on_completion(self._executor.name))
+
+    async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
+        """Hand requests to the executor.
+
+        Raises:
+            ClosedError: The executor was closed.
+        """
+        self._executor.submit(requests)
+
+    async def take_finished(self, acknowledged: Sequence[str]) -> list[EpisodeRecord]:
+        """Return the executor's records that are not acknowledged."""
+        return self._executor.take_finished(acknowledged)
+
+    async def cancel(self, episode_ids: Sequence[str]) -> None:
+        """Cancel episodes in the executor."""
+        self._executor.cancel(episode_ids)
+
+    async def pause(self) -> None:
+        """Pause the generation client."""
+        if self._generation is not None:
+            await self._generation.pause()
+
+    async def resume(self) -> None:
+        """Resume the generation client."""
+        if self._generation is not None:
+            await self._generation.resume()
+
+    async def statistics(self) -> ExecutorStatistics:
+        """Return the executor's statistics."""
+        return self._executor.statistics()

@@ -1,0 +1,437 @@
+"""The controller against scripted workers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+from awrl_rollout import (
+    BatchTimeoutError,
+    ClosedError,
+    ControllerConfig,
+    DataExhaustedError,
+    EpisodeRecord,
+    EpisodeRequest,
+    FaultKind,
+    GroupPolicy,
+    Outcome,
+    RolloutController,
+    StarvedError,
+    TaskSource,
+    VirtualClock,
+)
+from awrl_rollout.testing import ScriptedWorker, endless_groups, make_group, settle
+from awrl_staleness import StalenessConfig, StalenessManager
+
+
+class Rig:
+    """A controller with its parts, inside virtual time."""
+
+    def __init__(
+        self,
+        *,
+        eta: int = 0,
+        batch: int = 4,
+        concurrent: int = 100,
+        slots: Sequence[int] = (8,),
+        source: TaskSource | None = None,
+        config: ControllerConfig | None = None,
+        accept: Callable[[Sequence[EpisodeRecord]], str | None] | None = None,
+        bounds: Callable[[], dict[str, int]] | None = None,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.manager = StalenessManager(
+            StalenessConfig(
+                max_concurrent=concurrent, consumer_batch_size=batch, max_off_policyness=eta
+            )
+        )
+        self.workers = [
+            ScriptedWorker(f"w{index}", num_slots=count) for index, count in enumerate(slots)
+        ]
+        self.lost: list[str] = []
+        self.controller = RolloutController(
+            self.workers,
+            self.manager,
+            source=source,
+            config=config,
+            accept_group=accept,
+            extra_bounds=bounds,
+            on_worker_lost=self.lost.append,
+            clock=self.clock,
+        )
+
+    def run(self, body: Callable[[], Awaitable[None]]) -> None:
+        async def main() -> None:
+            async with self.controller:
+                await settle()
+                await body()
+
+        self.clock.run(main())
+
+    def running(self) -> list[str]:
+        return [key for worker in self.workers for key in worker.requests]
+
+    async def finish(self, *ids: str, reward: float = 1.0) -> None:
+        for key in ids:
+            worker = next(w for w in self.workers if key in w.requests)
+            worker.succeed(key, reward=reward)
+        await settle()
+
+
+def test_complete_groups_reach_the_trainer_and_publishing_admits_the_next() -> None:
+    rig = Rig(source=endless_groups(2))
+
+    async def body() -> None:
+        assert rig.running() == ["g0/0", "g0/1", "g1/0", "g1/1"]
+        await rig.finish("g1/0", "g0/0", "g0/1", "g1/1")
+        assert rig.running() == []
+        batch = await rig.controller.prepare_batch(4)
+        assert [group.group_id for group in batch] == ["g0", "g1"]
+        assert [r.member for r in batch[0].records] == [0, 1]
+        await settle()
+        assert rig.running() == []
+        rig.controller.publish(1)
+        await settle()
+        assert len(rig.running()) == 4
+
+    rig.run(body)
+
+
+def test_a_lost_member_is_refilled_before_any_new_group() -> None:
+    rig = Rig(source=endless_groups(2), eta=3, concurrent=2)
+
+    async def body() -> None:
+        rig.workers[0].fail("g0/1")
+        await settle()
+        assert rig.running() == ["g0/0", "g0/1~1"]
+        await rig.finish("g0/0", "g0/1~1")
+        assert rig.running() == ["g1/0", "g1/1"]
+        stats = rig.controller.statistics()
+        assert (stats.num_refills, stats.num_faults, stats.num_ready_groups) == (1, 1, 1)
+
+    rig.run(body)
+
+
+@pytest.mark.parametrize("policy", ["deliver", "drop"])
+def test_after_the_last_refill_the_group_is_smaller_or_dropped(policy: str) -> None:
+    group = GroupPolicy(max_refills=1, when_incomplete="drop" if policy == "drop" else "deliver")
+    rig = Rig(source=endless_groups(2), batch=2, config=ControllerConfig(group=group))
+
+    async def body() -> None:
+        rig.workers[0].fail("g0/1")
+        await settle()
+        rig.workers[0].fail("g0/1~1")
+        await rig.finish("g0/0")
+        stats = rig.controller.statistics()
+        if policy == "drop":
+            assert stats.dropped_groups == {"incomplete": 1}
+            assert rig.running() == ["g1/0", "g1/1"]
+        else:
+            batch = await rig.controller.prepare_batch(2)
+            assert (batch.num_episodes, batch[0].num_lost, batch.is_short) == (1, 1, False)
+            assert rig.controller.publish(1) == 1
+        await settle()
+        assert len(rig.running()) == 2
+
+    rig.run(body)
+
+
+def test_a_rejected_group_returns_its_budget() -> None:
+    rig = Rig(
+        source=endless_groups(2),
+        batch=2,
+        accept=lambda records: "zero variance" if len({r.reward for r in records}) == 1 else None,
+    )
+
+    async def body() -> None:
+        await rig.finish("g0/0", "g0/1")
+        assert rig.running() == ["g1/0", "g1/1"]
+        assert rig.controller.statistics().dropped_groups == {"zero variance": 1}
+        await rig.finish("g1/0")
+        await rig.finish("g1/1", reward=0.0)
+        batch = await rig.controller.prepare_batch(2)
+        assert [r.outcome for r in batch[0].records] == [Outcome.SUCCESS, Outcome.FAILURE]
+
+    rig.run(body)
+
+
+def test_br09_a_wait_for_a_batch_that_cannot_fill_raises_with_the_reason() -> None:
+    rig = Rig(source=endless_groups(4))
+
+    async def body() -> None:
+        with pytest.raises(BatchTimeoutError, match="4 episodes in flight on 1 workers"):
+            await rig.controller.prepare_batch(4, timeout_s=5)
+
+    rig.run(body)
+
+
+def test_br11_ready_groups_leave_oldest_first_and_none_is_lost() -> None:
+    rig = Rig(source=endless_groups(1, limit=10), batch=10, slots=(10,))
+
+    async def body() -> None:
+        await rig.finish(*reversed([f"g{i}/0" for i in range(10)]))
+        first = await rig.controller.prepare_batch(4)
+        second = await rig.controller.prepare_batch(4)
+        with pytest.raises(DataExhaustedError):
+            await rig.controller.prepare_batch(4)
+        third = await rig.controller.prepare_batch(2)
+        ids = [group.group_id for batch in (first, second, third) for group in batch]
+        assert ids == [f"g{i}" for i in range(10)]
+
+    rig.run(body)
+
+
+def test_br18_evaluation_reaches_the_worker_as_such_and_touches_no_counter() -> None:
+    rig = Rig()
+
+    async def body() -> None:
+        before = rig.manager.statistics()
+        items = [
+            EpisodeRequest(episode_id=f"v{i}", group_id="v", member=i, group_size=4, is_eval=True)
+            for i in range(4)
+        ]
+
+        async def finish_all() -> None:
+            await settle()
+            assert {(r.is_eval, r.group_size) for r in rig.workers[0].seen} == {(True, 4)}
+            await rig.finish("v3", "v2", "v1", "v0")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(finish_all())
+            records = await rig.controller.rollout_batch(items)
+        assert [record.episode_id for record in records] == ["v0", "v1", "v2", "v3"]
+        assert rig.manager.statistics() == before
+
+    rig.run(body)
+
+
+def test_a_worker_that_raises_is_dead_and_its_episodes_fly_elsewhere() -> None:
+    rig = Rig(source=endless_groups(2), slots=(8, 8))
+
+    async def body() -> None:
+        lost = list(rig.workers[0].requests)
+        assert lost == ["g0/0", "g0/1"]
+        rig.workers[0].die()
+        await rig.clock.sleep(2.0)
+        assert rig.lost == ["w0"]
+        assert list(rig.workers[1].requests) == ["g1/0", "g1/1", "g0/1~1", "g0/0~1"]
+        stats = rig.controller.statistics()
+        assert (stats.num_worker_deaths, stats.num_refills) == (1, len(lost))
+
+    rig.run(body)
+
+
+def test_a_worker_that_hangs_is_dead_after_its_deadline_and_can_be_replaced() -> None:
+    rig = Rig(source=endless_groups(4), config=ControllerConfig(worker_call_deadline_s=5.0))
+
+    async def body() -> None:
+        rig.workers[0].hang.add("take_finished")
+        await rig.clock.sleep(7.0)
+        assert rig.lost == ["w0"]
+        fresh = ScriptedWorker("w0", num_slots=8)
+        rig.workers[0] = fresh
+        rig.controller.add_worker(fresh)
+        await settle()
+        assert len(fresh.requests) == 4
+
+    rig.run(body)
+
+
+def test_a_lost_callback_costs_a_poll_interval_and_a_repeated_one_nothing() -> None:
+    rig = Rig(source=endless_groups(1), batch=1)
+
+    async def body() -> None:
+        rig.workers[0].is_silent = True
+        await rig.finish("g0/0")
+        assert rig.controller.statistics().num_ready_groups == 0
+        await rig.clock.sleep(1.5)
+        assert rig.controller.statistics().num_ready_groups == 1
+        rig.controller.nudge("w0")
+        rig.controller.nudge("nobody")
+        await settle()
+        assert rig.controller.statistics().num_landed == 1
+
+    rig.run(body)
+
+
+def test_an_episode_without_a_record_is_a_fault_after_its_deadline() -> None:
+    rig = Rig(source=endless_groups(1), batch=1, config=ControllerConfig(episode_deadline_s=30.0))
+
+    async def body() -> None:
+        forgotten = rig.workers[0].requests.pop("g0/0")
+        await rig.clock.sleep(32.0)
+        assert rig.running() == ["g0/0~1"]
+        rig.workers[0].requests["g0/0"] = forgotten
+        await rig.finish("g0/0")
+        assert rig.controller.statistics().num_duplicates == 1
+
+    rig.run(body)
+
+
+def test_stale_members_are_marked_and_stale_groups_dropped() -> None:
+    rig = Rig(source=endless_groups(2), batch=2, eta=1)
+
+    async def body() -> None:
+        await rig.finish("g0/0", "g0/1")
+        await rig.finish("g1/0")
+        rig.controller.publish(1)
+        rig.workers[0].succeed("g1/1", oldest_version=1)
+        await settle()
+        rig.controller.publish(2)
+        batch = await rig.controller.prepare_batch(2)
+        assert (batch[0].group_id, batch[0].expired) == ("g1", {"g1/0"})
+        assert [r.episode_id for r in batch[0].trainable] == ["g1/1"]
+        assert len(batch[0].records) == 2
+        assert rig.controller.statistics().dropped_groups == {"expired": 1}
+
+    rig.run(body)
+
+
+def test_a_batch_closes_short_when_no_further_group_fits() -> None:
+    rig = Rig(source=endless_groups(3), batch=4)
+
+    async def body() -> None:
+        await rig.finish("g0/0", "g0/1", "g0/2")
+        batch = await rig.controller.prepare_batch(4)
+        assert (batch.is_short, batch.num_episodes) == (True, 3)
+
+    rig.run(body)
+
+
+def test_a_batch_that_can_never_fill_is_an_error_that_names_the_bound() -> None:
+    rig = Rig(source=endless_groups(2), bounds=lambda: {"store": 0})
+
+    async def body() -> None:
+        with pytest.raises(StarvedError, match="refused by store"):
+            await rig.controller.prepare_batch(4)
+
+    rig.run(body)
+
+
+def test_pausing_admission_starts_nothing_and_resuming_does() -> None:
+    rig = Rig(source=endless_groups(1))
+
+    async def body() -> None:
+        rig.controller.pause_admission()
+        await rig.finish("g0/0", "g1/0", "g2/0", "g3/0")
+        await rig.controller.prepare_batch(4)
+        rig.controller.publish(1)
+        await settle()
+        assert rig.running() == []
+        rig.controller.resume_admission()
+        await settle()
+        assert len(rig.running()) == 4
+
+    rig.run(body)
+
+
+def test_pausing_generation_reaches_every_worker() -> None:
+    rig = Rig(slots=(1, 1))
+
+    async def body() -> None:
+        await rig.controller.pause_generation()
+        await rig.controller.resume_generation()
+        assert [worker.calls for worker in rig.workers] == [["pause", "resume"]] * 2
+
+    rig.run(body)
+
+
+def test_draining_waits_for_what_runs() -> None:
+    rig = Rig(source=endless_groups(1), batch=1)
+
+    async def body() -> None:
+        with pytest.raises(BatchTimeoutError, match="1 in flight"):
+            await rig.controller.drain(timeout_s=1)
+        await rig.finish("g0/0")
+        await rig.controller.drain(timeout_s=1)
+
+    rig.run(body)
+
+
+def test_closing_returns_every_unit_and_refuses_further_calls() -> None:
+    rig = Rig(source=endless_groups(2), batch=4)
+
+    async def body() -> None:
+        await rig.finish("g0/0")
+        rig.workers[0].hang.add("cancel")
+        await rig.controller.aclose(timeout_s=2)
+        await rig.controller.aclose(timeout_s=2)
+        assert rig.clock.time() == 2.0
+        seen = rig.manager.statistics()
+        assert (seen.num_running, seen.num_reserved, seen.num_queued) == (0, 0, 0)
+        assert seen.capacity.value == 4
+        with pytest.raises(ClosedError):
+            await rig.controller.prepare_batch(1)
+
+    rig.run(body)
+
+
+def test_submitted_groups_go_ahead_of_the_source() -> None:
+    rig = Rig(source=endless_groups(2), batch=2)
+
+    async def body() -> None:
+        rig.controller.submit(make_group("mine", 2))
+        await rig.finish("g0/0", "g0/1")
+        await rig.controller.prepare_batch(2)
+        rig.controller.publish(1)
+        await settle()
+        assert rig.running() == ["mine/0", "mine/1"]
+        with pytest.raises(ValueError, match="distinct members"):
+            rig.controller.submit([*make_group("x", 1), *make_group("x", 1)])
+
+    rig.run(body)
+
+
+def test_an_evaluation_that_runs_too_long_is_given_up_and_its_slots_freed() -> None:
+    rig = Rig()
+
+    async def body() -> None:
+        items = make_group("v", 2)
+        with pytest.raises(BatchTimeoutError, match="got 0"):
+            await rig.controller.rollout_batch(items, timeout_s=3)
+        await settle()
+        assert rig.running() == []
+        assert rig.controller.statistics().num_in_flight == 0
+
+    rig.run(body)
+
+
+def test_overrun_wait_takes_the_old_group_into_this_batch() -> None:
+    rig = Rig(
+        source=endless_groups(1),
+        batch=2,
+        eta=1,
+        config=ControllerConfig(on_overrun="wait", overrun_deadline_s=100.0),
+    )
+
+    async def body() -> None:
+        await rig.finish("g1/0", "g2/0")
+        await rig.controller.prepare_batch(2)
+        rig.controller.publish(1)
+        await settle()
+        await rig.finish("g3/0", "g4/0", "g5/0")
+
+        async def late() -> None:
+            await rig.clock.sleep(50.0)
+            await rig.finish("g0/0")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(late())
+            batch = await rig.controller.prepare_batch(2)
+        assert [item.group_id for item in batch] == ["g0", "g3"]
+
+    rig.run(body)
+
+
+def test_faults_of_every_kind_are_told_to_the_ledger() -> None:
+    rig = Rig(source=endless_groups(1), batch=1)
+
+    async def body() -> None:
+        rig.workers[0].fail("g0/0", FaultKind.SITE_BLOCKED)
+        await settle()
+        rig.workers[0].filter_out("g0/0~1")
+        await settle()
+        wasted = rig.manager.statistics().wasted_by_reason
+        assert wasted == {"faulted: site_blocked": 1, "rejected: filtered by the workflow": 1}
+        assert rig.running() == ["g1/0"]
+
+    rig.run(body)

@@ -1,0 +1,266 @@
+"""The everlasting executor, in virtual time."""
+
+import asyncio
+import logging
+import random
+
+import pytest
+from awrl_rollout import (
+    BatchTimeoutError,
+    ClosedError,
+    EpisodeContext,
+    EpisodeFaultError,
+    EpisodeRecord,
+    EpisodeRequest,
+    EpisodeResult,
+    FaultKind,
+    Outcome,
+    RetryPolicy,
+    VirtualClock,
+    WorkflowExecutor,
+)
+from awrl_rollout.testing import settle
+
+
+def request(name: str, payload: object = None) -> EpisodeRequest:
+    return EpisodeRequest(episode_id=name, group_id=name, payload=payload)
+
+
+def requests(*names: str) -> list[EpisodeRequest]:
+    return [request(name, name) for name in names]
+
+
+async def by_payload(item: EpisodeRequest, context: EpisodeContext) -> EpisodeResult | None:
+    """Do what the payload's first word says."""
+    word = str(item.payload)
+    if word.startswith("raise"):
+        raise ValueError("x")
+    if word.startswith("none"):
+        return None
+    if word.startswith("hang"):
+        context.enter("navigate", site="x.org")
+        await asyncio.get_running_loop().create_future()
+    if word.startswith("lost"):
+        raise EpisodeFaultError(FaultKind.BROWSER_LOST, "gone", boundary="browser")
+    if isinstance(item.payload, float):
+        await context.clock.sleep(item.payload)
+    return EpisodeResult(is_success=True, payload=item.payload, reward=1.0)
+
+
+def outcomes(records: list[EpisodeRecord]) -> list[Outcome]:
+    return [record.outcome for record in records]
+
+
+@pytest.mark.parametrize("bad", ["none", "raise"])
+def test_br08_a_batch_with_filtered_or_failed_members_returns_promptly(bad: str) -> None:
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=2, clock=clock) as executor:
+            items = requests("a", f"{bad}1", "b", f"{bad}2")
+            records = await executor.rollout_batch(items, timeout_s=1)
+            assert [r.payload for r in records if r.has_ended_well] == ["a", "b"]
+            assert sum(not r.has_ended_well for r in records) == 2
+            assert executor.statistics().num_running == 0
+
+    clock = VirtualClock()
+    clock.run(main())
+    assert clock.time() == 0.0
+
+
+def test_br09_a_hanging_and_a_raising_task_free_their_slots_with_reasons() -> None:
+    async def main() -> None:
+        async with WorkflowExecutor(
+            by_payload, num_slots=2, deadline_s=0.2, clock=clock
+        ) as executor:
+            hung, raised, normal = await executor.rollout_batch(
+                requests("hang", "raise", "normal"), timeout_s=1
+            )
+            assert hung.fault is not None
+            assert hung.fault.kind is FaultKind.TIMEOUT
+            assert "'navigate'" in hung.fault.message
+            assert raised.fault is not None
+            assert normal.outcome is Outcome.SUCCESS
+            assert executor.statistics().num_running == 0
+            assert outcomes(await executor.rollout_batch(requests("fourth"))) == [Outcome.SUCCESS]
+            executor.submit(requests("hang again"))
+            with pytest.raises(BatchTimeoutError, match="got 1 still live"):
+                await executor.wait(["hang again"], timeout_s=0.1)
+
+    clock = VirtualClock()
+    clock.run(main())
+
+
+def test_br10_one_failed_member_harms_no_sibling_and_keeps_its_error() -> None:
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=8) as executor:
+            names = [f"raise{i}" if i == 5 else f"ok{i}" for i in range(8)]
+            records = await executor.rollout_batch(requests(*names))
+            assert outcomes(records).count(Outcome.SUCCESS) == 7
+            fault = records[5].fault
+            assert fault is not None
+            assert (fault.error_type, fault.message) == ("ValueError", "x")
+            assert executor.statistics().num_faults == 1
+
+    VirtualClock().run(main())
+
+
+def test_br19_closing_over_a_task_that_never_finishes_is_bounded_and_repeatable() -> None:
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=1) as executor:
+            executor.submit(requests("hang", "queued"))
+            await settle()
+            await executor.aclose(timeout_s=1)
+            await executor.aclose(timeout_s=1)
+            records = executor.take_finished()
+            assert {record.episode_id for record in records} == {"hang", "queued"}
+            assert {r.fault.kind for r in records if r.fault} == {FaultKind.CANCELLED}
+            with pytest.raises(ClosedError):
+                executor.submit(requests("late"))
+
+    VirtualClock().run(main())
+
+
+def test_br19_a_workflow_that_refuses_to_be_cancelled_is_left_behind_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def stubborn(item: EpisodeRequest, context: EpisodeContext) -> EpisodeResult:
+        while True:
+            try:
+                await context.clock.sleep(50.0)
+                return EpisodeResult(is_success=True)
+            except asyncio.CancelledError:
+                continue
+
+    async def main() -> None:
+        async with WorkflowExecutor(stubborn, num_slots=1, clock=clock) as executor:
+            executor.submit(requests("a"))
+            await settle()
+            await executor.aclose(timeout_s=3)
+            assert clock.time() == 3.0
+            assert outcomes(executor.take_finished()) == [Outcome.FAULT]
+        assert executor.take_finished() == []
+
+    clock = VirtualClock()
+    with caplog.at_level(logging.WARNING):
+        clock.run(main())
+    assert "refuse to be cancelled" in caplog.text
+
+
+def test_br20_an_always_failing_workflow_runs_exactly_the_allowed_attempts() -> None:
+    async def main() -> None:
+        retry = RetryPolicy(max_retries=3, base_delay_s=1.0, jitter=0.0)
+        async with WorkflowExecutor(
+            by_payload, num_slots=1, retry=retry, clock=clock, rng=random.Random(1)
+        ) as executor:
+            (record,) = await executor.rollout_batch(requests("raise"))
+            assert record.num_attempts == 4
+            assert record.fault is not None
+            assert record.fault.num_attempts == 4
+            assert record.fault.message == "x"
+            assert executor.statistics().num_running == 0
+
+    clock = VirtualClock()
+    clock.run(main())
+    assert clock.time() == 1.0 + 2.0 + 4.0
+
+
+def test_a_slot_starts_the_next_episode_at_once() -> None:
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=2, clock=clock) as executor:
+            items = [request(f"e{i}", float(1 + i % 3)) for i in range(30)]
+            await executor.rollout_batch(items)
+            assert executor.statistics().idle_share < 0.05
+
+    clock = VirtualClock()
+    clock.run(main())
+
+
+def test_a_typed_fault_keeps_kind_and_boundary() -> None:
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=1) as executor:
+            (record,) = await executor.rollout_batch(requests("lost"))
+            assert record.fault is not None
+            assert (record.fault.kind, record.fault.boundary) == (
+                FaultKind.BROWSER_LOST,
+                "browser",
+            )
+            assert record.reward is None
+
+    VirtualClock().run(main())
+
+
+def test_pausing_admission_holds_requests_and_keeps_their_order() -> None:
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=1) as executor:
+            executor.pause_admission()
+            executor.submit(requests("a", "b"))
+            await settle()
+            assert executor.statistics().num_waiting == 2
+            executor.resume_admission()
+            await settle()
+            assert [record.episode_id for record in executor.take_finished()] == ["a", "b"]
+
+    VirtualClock().run(main())
+
+
+def test_cancelling_frees_the_slot_and_ignores_unknown_ids() -> None:
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=1) as executor:
+            executor.submit(requests("hang", "hang2", "ok"))
+            await settle()
+            executor.cancel(["hang", "hang2", "nobody"])
+            records = await executor.wait(["hang", "hang2", "ok"])
+            assert outcomes(records) == [Outcome.FAULT, Outcome.FAULT, Outcome.SUCCESS]
+
+    VirtualClock().run(main())
+
+
+def test_records_are_kept_until_they_are_acknowledged() -> None:
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=2) as executor:
+            executor.submit(requests("a", "b"))
+            await settle()
+            assert len(executor.take_finished([])) == 2
+            assert [r.episode_id for r in executor.take_finished(["a"])] == ["b"]
+            with pytest.raises(ValueError, match="must be new"):
+                executor.submit(requests("b"))
+            with pytest.raises(LookupError, match="'a'"):
+                await executor.wait(["a"])
+
+    VirtualClock().run(main())
+
+
+def test_a_failing_hook_costs_nothing_but_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def hook(records: object) -> None:
+        raise OSError("no route")
+
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=1, on_finished=hook) as executor:
+            await executor.rollout_batch(requests("a", "b"))
+            await settle()
+
+    VirtualClock().run(main())
+    assert "on_finished failed" in caplog.text
+
+
+def test_serve_returns_after_a_close() -> None:
+    async def main() -> None:
+        executor = WorkflowExecutor(by_payload, num_slots=1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(executor.serve())
+            await settle()
+            await executor.rollout_batch(requests("a"))
+            await executor.aclose()
+
+    VirtualClock().run(main())
+
+
+def test_statistics_show_what_each_busy_slot_does() -> None:
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=2, clock=clock) as executor:
+            executor.submit(requests("hang"))
+            await clock.sleep(5.0)
+            (view,) = executor.statistics().slots
+            assert (view.stage, view.site, view.for_s) == ("navigate", "x.org", 5.0)
+
+    clock = VirtualClock()
+    clock.run(main())
