@@ -23,7 +23,7 @@ from awrl_ppo_loss.proximal import (
     loglinear_proximal_logprobs,
     proximal_logprobs,
 )
-from awrl_ppo_loss.ratios import LOG_RATIO_BOUND, WeightAction
+from awrl_ppo_loss.ratios import MAX_RATIO, WeightAction
 
 __all__ = [
     "Aggregation",
@@ -32,8 +32,8 @@ __all__ = [
     "GroupStatistics",
     "IGNORED_LABEL",
     "KLKind",
-    "LOG_RATIO_BOUND",
     "LossOutput",
+    "MAX_RATIO",
     "Metrics",
     "OptionError",
     "PPOLossError",

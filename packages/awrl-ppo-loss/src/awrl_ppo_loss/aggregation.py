@@ -105,8 +105,8 @@ class Reduction:
 
     denominator: Tensor
     """Float64 scalar: the global denominator."""
-    divisor: Tensor
-    """Float64 scalar: denominator times constant, never 0."""
+    divisor: Tensor | float
+    """Denominator times constant, never 0; float64 scalar, or a number where it is known."""
     token_weights: Tensor | None
     """Float64 `[N]`, or `None` where every token weighs 1."""
 
@@ -140,11 +140,7 @@ def prepare_reduction(
             f"constant must be None with aggregation {aggregation!r}, got {constant!r}. "
             f"Only {' and '.join(_CONSTANT_AGGREGATIONS)} divide by it."
         )
-    if denominator is None:
-        total = count_denominator(mask, aggregation=aggregation, sequence_ids=sequence_ids)
-    else:
-        total = _require_denominator(denominator, mask.device)
-    divisor = torch.where(total > 0, total, 1.0)
+    total, divisor = _resolve(denominator, mask, aggregation, sequence_ids)
     if constant is not None:
         divisor = divisor * constant
     weights = None
@@ -155,24 +151,37 @@ def prepare_reduction(
     return Reduction(total, divisor, weights)
 
 
-def _require_denominator(denominator: float | Tensor, device: torch.device) -> Tensor:
+def _resolve(
+    denominator: float | Tensor | None,
+    mask: Tensor,
+    aggregation: Aggregation,
+    sequence_ids: Tensor | None,
+) -> tuple[Tensor, Tensor | float]:
+    """Return the denominator, and the same with 1 in place of 0."""
+    if denominator is None:
+        total = count_denominator(mask, aggregation=aggregation, sequence_ids=sequence_ids)
+        return total, total.clamp(min=1)
     if not isinstance(denominator, Tensor):
-        known = float(denominator)
-        value = torch.tensor(known, dtype=torch.float64, device=device)
-    elif denominator.numel() != 1:
+        number = _require_count(float(denominator))
+        total = torch.full((), number, dtype=torch.float64, device=mask.device)
+        return total, number or 1.0
+    if denominator.numel() != 1:
         raise ArgumentError(
             f"denominator must be one number, got shape {list(denominator.shape)}. Sum it first."
         )
-    else:
-        value = denominator.detach().reshape(()).to(device=device, dtype=torch.float64)
-        # Reading a scalar on an accelerator would wait for it.
-        known = value.item() if value.device.type == "cpu" else 0.0
-    if not math.isfinite(known) or known < 0:
+    total = denominator.detach().reshape(()).to(device=mask.device, dtype=torch.float64)
+    if total.device.type == "cpu":  # elsewhere, reading it would wait for the device
+        _require_count(total.item())
+    return total, torch.where(total == 0, 1.0, total)
+
+
+def _require_count(denominator: float) -> float:
+    if not math.isfinite(denominator) or denominator < 0:
         raise ArgumentError(
-            f"denominator must be finite and >= 0, got {known}. Pass the global count of "
+            f"denominator must be finite and >= 0, got {denominator}. Pass the global count of "
             "trainable tokens or sequences."
         )
-    return value
+    return denominator
 
 
 def aggregate(

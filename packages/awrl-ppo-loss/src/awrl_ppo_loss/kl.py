@@ -18,8 +18,11 @@ from awrl_ppo_loss.aggregation import Aggregation, aggregate, prepare_reduction
 from awrl_ppo_loss.arguments import require_choice, require_mask, require_tokens
 from awrl_ppo_loss.metrics import NUM_TOKENS, token_means
 from awrl_ppo_loss.output import LossOutput
-from awrl_ppo_loss.ratios import LOG_RATIO_BOUND
 from awrl_ppo_loss.selection import upcast
+
+LOG_RATIO_BOUND = 20.0
+"""Bound of a log-ratio, beyond which the estimate and its gradient are constant: exp(20) is 4.9e8,
+float32's exp overflows at 88.7."""
 
 KLKind = Literal["k1", "k2", "k3"]
 """Name of an estimator."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from awrl_ppo_loss.output import Metrics
-from awrl_ppo_loss.ratios import Ratio, StalenessWeight
+from awrl_ppo_loss.ratios import Ratios, StalenessWeight
 from awrl_ppo_loss.selection import Selection
 
 NUM_TOKENS = "loss/num_tokens"
@@ -32,7 +32,13 @@ _ESS = "staleness_ratio/ess_fraction"
 _WEIGHT_MEAN = "staleness_ratio/weight_mean"
 _WEIGHT_SQUARE_MEAN = "staleness_ratio/weight_square_mean"
 
-_COUPLED: dict[str, Tensor | float] = {
+_CLIP_KEYS = ("clip/low_fraction", "clip/high_fraction")
+
+_TINY = 1e-300
+"""Keeps 0 / 0 out of the effective sample size when every weight is 0."""
+
+_CONSTANTS: dict[str, Tensor | float] = {
+    "clip/dual_fraction": 0.0,
     "staleness_ratio/mean": 1.0,
     "staleness_ratio/max": 1.0,
     "staleness_ratio/capped_fraction": 0.0,
@@ -41,91 +47,76 @@ _COUPLED: dict[str, Tensor | float] = {
     _ESS: 1.0,
     "kl/behavior_proximal_k3": 0.0,
 }
+"""Values of a coupled loss without a dual clip; whatever is measured takes their place."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipCounts:
-    """Numbers of trainable tokens on which a bound of the update ratio acts, float64 scalars."""
+    """On how many trainable tokens a bound of the update ratio acts."""
 
-    num_low: Tensor
-    """At the lower bound: ratio below it and advantage < 0."""
-    num_high: Tensor
-    """At the upper bound: ratio above it and advantage > 0."""
-    num_dual: Tensor | None = None
-    """At the dual clip; `None` without one."""
+    low_high: Tensor
+    """Float64 `[2]`: at the lower bound (ratio below it, advantage < 0), and at the upper one."""
+    dual: Tensor | None = None
+    """Float64 scalar: at the dual clip; `None` without one."""
 
 
 def policy_metrics(
-    selection: Selection,
-    update: Ratio,
-    clip: ClipCounts,
-    staleness: StalenessWeight | None,
+    selection: Selection, ratios: Ratios, clip: ClipCounts, weight: StalenessWeight | None
 ) -> dict[str, Tensor | float]:
-    """Describe a policy loss; `staleness` is `None` for a coupled one, whose weight is 1.
+    """Describe a policy loss; `weight` is `None` for a coupled one, whose weight is 1.
 
     Args:
         selection: Trainable positions.
-        update: Current over proximal, or over behavior for a coupled loss.
+        ratios: The update ratio, and the staleness ratio unless the loss is coupled.
         clip: On how many tokens the bounds act.
-        staleness: Proximal over behavior.
+        weight: The staleness weight in use.
     """
     num_tokens = selection.num_tokens
-    ratio_sum = update.value.sum(dtype=torch.float64)
-    sums = {
-        "clip/fraction": clip.num_low + clip.num_high,
-        "clip/low_fraction": clip.num_low,
-        "clip/high_fraction": clip.num_high,
-        "update_ratio/mean": ratio_sum,
-        "kl/proximal_current_k3": ratio_sum - num_tokens - update.log_sum,
-    }
-    metrics: dict[str, Tensor | float] = {
-        NUM_TOKENS: num_tokens,
-        "update_ratio/max": largest(update.value),
-        "clip/dual_fraction": 0.0,
-    }
-    if clip.num_dual is not None:
-        sums["clip/dual_fraction"] = clip.num_dual
-    if staleness is None:
-        return metrics | token_means(sums, num_tokens) | _COUPLED
-    sums |= _staleness_sums(staleness, num_tokens)
-    metrics["staleness_ratio/max"] = largest(staleness.ratio.value)
-    metrics["staleness_ratio/capped_fraction"] = 0.0
-    metrics |= token_means(sums, num_tokens)
-    if staleness.is_bounded is None:
-        metrics[_WEIGHT_MEAN] = metrics["staleness_ratio/mean"]
-    metrics[_ESS] = _ess_fraction(metrics[_WEIGHT_MEAN], metrics[_WEIGHT_SQUARE_MEAN])
+    sums = ratios.values.sum(dim=1, dtype=torch.float64)
+    names = ["update_ratio", "staleness_ratio"][: len(sums)]
+    kl_names = ["kl/proximal_current_k3", "kl/behavior_proximal_k3"][: len(sums)]
+    keys = [f"{name}/mean" for name in names] + kl_names + list(_CLIP_KEYS)
+    parts = [sums, sums - num_tokens - ratios.log_sums, clip.low_high]
+    if weight is not None:
+        keys += [_WEIGHT_SQUARE_MEAN]
+        parts += [(weight.value * weight.value).sum(dtype=torch.float64)[None]]
+    for key, count in _optional_sums(clip, weight).items():
+        keys += [key]
+        parts += [count[None]]
+    means = torch.cat(parts) / num_tokens.clamp(min=1)
+    maxima = _largest_of_rows(ratios.values)
+    metrics: dict[str, Tensor | float] = {NUM_TOKENS: num_tokens, **_CONSTANTS}
+    metrics |= zip(keys, means.unbind(), strict=True)
+    metrics |= zip([f"{name}/max" for name in names], maxima.unbind(), strict=True)
+    metrics["clip/fraction"] = metrics["clip/low_fraction"] + metrics["clip/high_fraction"]
+    if weight is not None:
+        mean = means[1] if weight.is_bounded is None else metrics[_WEIGHT_MEAN]
+        square_mean = torch.as_tensor(metrics[_WEIGHT_SQUARE_MEAN])
+        metrics[_WEIGHT_MEAN] = mean
+        metrics[_ESS] = mean * mean / square_mean.clamp(min=_TINY)
     return metrics
 
 
-def _staleness_sums(staleness: StalenessWeight, num_tokens: Tensor) -> dict[str, Tensor]:
-    ratio, weight = staleness.ratio, staleness.weight
-    ratio_sum = ratio.value.sum(dtype=torch.float64)
-    sums = {
-        "staleness_ratio/mean": ratio_sum,
-        "kl/behavior_proximal_k3": ratio_sum - num_tokens - ratio.log_sum,
-        _WEIGHT_SQUARE_MEAN: (weight * weight).sum(dtype=torch.float64),
-    }
-    if staleness.is_bounded is not None:
-        sums["staleness_ratio/capped_fraction"] = staleness.is_bounded.sum().double()
-        sums[_WEIGHT_MEAN] = weight.sum(dtype=torch.float64)
+def _optional_sums(clip: ClipCounts, weight: StalenessWeight | None) -> dict[str, Tensor]:
+    sums: dict[str, Tensor] = {}
+    if clip.dual is not None:
+        sums["clip/dual_fraction"] = clip.dual
+    if weight is not None and weight.is_bounded is not None:
+        sums["staleness_ratio/capped_fraction"] = weight.is_bounded.sum().double()
+        sums[_WEIGHT_MEAN] = weight.value.sum(dtype=torch.float64)
     return sums
+
+
+def _largest_of_rows(values: Tensor) -> Tensor:
+    if values.shape[1] == 0:
+        return values.sum(dim=1, dtype=torch.float64)
+    return values.amax(dim=1).double()
 
 
 def token_means(sums: Mapping[str, Tensor], num_tokens: Tensor) -> dict[str, Tensor]:
     """Divide float64 sums over trainable tokens by their number; 0 if there is none."""
     means = torch.stack(tuple(sums.values())) / num_tokens.clamp(min=1)
     return dict(zip(sums, means.unbind(), strict=True))
-
-
-def largest(values: Tensor) -> Tensor:
-    """Return the maximum of non-negative values as float64 scalar, 0 if there is none."""
-    return values.amax().double() if values.numel() else values.sum(dtype=torch.float64)
-
-
-def _ess_fraction(mean: Tensor | float, square_mean: Tensor | float) -> Tensor:
-    """Return `mean^2 / square_mean`, and 0 when every weight is 0."""
-    mean, square_mean = torch.as_tensor(mean), torch.as_tensor(square_mean)
-    return mean * mean / torch.where(square_mean == 0, 1.0, square_mean)
 
 
 def merge_metrics(parts: Iterable[Metrics]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from awrl_ppo_loss.arguments import (
     require_tokens,
 )
 from awrl_ppo_loss.errors import ArgumentError, OptionError
-from awrl_ppo_loss.metrics import NUM_TOKENS, largest, token_means
+from awrl_ppo_loss.metrics import NUM_TOKENS, token_means
 from awrl_ppo_loss.selection import upcast
 
 
@@ -168,7 +168,7 @@ def _approximation_errors(
     for name, value in {"loglinear": approximate, "behavior": behavior}.items():
         error = torch.where(mask, upcast(value) - upcast(recomputed), 0.0).abs()
         sums[f"proximal/{name}_abs_error_mean"] = error.sum(dtype=torch.float64)
-        metrics[f"proximal/{name}_abs_error_max"] = largest(error)
+        metrics[f"proximal/{name}_abs_error_max"] = error.amax().double() if error.numel() else 0.0
     return metrics | token_means(sums, num_tokens)
 
 

@@ -2,11 +2,12 @@
 
 Invariants:
 * a masked position has ratio 0, whatever its inputs hold;
-* a finite log-ratio is bounded by `LOG_RATIO_BOUND` before `exp`, beyond which its derivative is 0;
-* an unmasked NaN or infinity marks broken data: it stays in `log_sum`, which `surrogate_loss` lets
+* a ratio is bounded by `MAX_RATIO`, where its derivative is 0;
+* an unmasked NaN or infinity marks broken data: it stays in `log_sums`, which `surrogate_loss` lets
   into the loss and the gradient, although the bound would have made an ordinary ratio of it.
 
-Legend: `N` positions, flattened.
+Legend: `N` positions, flattened; `K` ratios, held as rows of one tensor so that two ratios take
+hardly more kernels than one.
 """
 
 import math
@@ -18,75 +19,87 @@ from torch import Tensor
 
 from awrl_ppo_loss.selection import Selection, upcast
 
-LOG_RATIO_BOUND = 20.0
-"""Bound of a log-ratio: exp(20) is 4.9e8, so that the product of two ratios, its square and a sum
-over millions of tokens stay finite in float32, whose exp overflows at 88.7."""
-
-RATIO_CEILING = math.exp(LOG_RATIO_BOUND) * (1 - 1e-4)
-"""Ratios from here on have met the bound: their derivative is 0. Just below exp(20), which float32
-rounds."""
+MAX_RATIO = math.exp(20)
+"""Bound of a ratio: 4.9e8, so that the product of two, its square and a sum over millions of tokens
+stay finite in float32, whose exp overflows at a log-ratio of 88.7."""
 
 WeightAction = Literal["mask", "clamp"]
 """What a bound does to a staleness weight outside it: `mask` sets it to 0, `clamp` to the bound."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """A policy over another one, per token."""
+class Ratios:
+    """Ratios of policies per token; row 0 is the update ratio, row 1 the staleness ratio."""
 
-    value: Tensor
-    """`[N]`, 0 at masked positions."""
-    log_sum: Tensor
-    """Float64 scalar: sum of the unbounded log-ratios, not finite if an unmasked one is not."""
+    values: Tensor
+    """`[K, N]`, 0 at masked positions."""
+    log_sums: Tensor
+    """Float64 `[K]`: sums of the log-ratios, not finite if an unmasked one is not."""
+
+    @property
+    def update(self) -> Tensor:
+        """Current over proximal, `[N]`; over behavior for a coupled loss."""
+        return self.values[0]
+
+    @property
+    def staleness(self) -> Tensor:
+        """Proximal over behavior, `[N]`."""
+        return self.values[1]
 
 
-def token_ratio(numerator: Tensor, denominator: Tensor, selection: Selection) -> Ratio:
-    """Return `exp(numerator - denominator)` of log-probs `[N]`."""
-    difference = selection.keep(upcast(numerator) - upcast(denominator))
-    log_sum = difference.sum(dtype=torch.float64)
-    value = difference.clamp_(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_()
-    return Ratio(selection.keep(value), log_sum)
+def token_ratios(logprobs: tuple[Tensor, ...], selection: Selection) -> Ratios:
+    """Return the ratio of each policy over the next one.
+
+    Args:
+        logprobs: `K + 1` tensors `[N]`.
+        selection: Trainable positions.
+    """
+    dtype = torch.float64 if torch.float64 in {x.dtype for x in logprobs} else torch.float32
+    logs = torch.empty(
+        len(logprobs) - 1, logprobs[0].numel(), dtype=dtype, device=logprobs[0].device
+    )
+    for row, numerator, denominator in zip(logs, logprobs, logprobs[1:], strict=False):
+        torch.sub(upcast(numerator), upcast(denominator), out=row)
+    logs = selection.keep(logs)
+    log_sums = logs.sum(dim=1, dtype=torch.float64)
+    return Ratios(selection.keep(logs.exp_().clamp_(max=MAX_RATIO)), log_sums)
 
 
 @dataclass(frozen=True, slots=True)
 class StalenessWeight:
     """What multiplies every token's loss for the age of the policy that sampled it."""
 
-    ratio: Ratio
-    """Proximal over behavior, before any bound."""
-    weight: Tensor
-    """`[N]`: the ratio after the bounds."""
+    value: Tensor
+    """`[N]`: the staleness ratio after its bounds."""
     is_bounded: Tensor | None
     """Bool `[N]`, where a bound acted; `None` without bounds."""
 
 
 def staleness_weight(
-    ratio: Ratio,
+    ratio: Tensor,
     selection: Selection,
     *,
     floor: float | None = None,
     cap: float | None = None,
     action: WeightAction = "mask",
 ) -> StalenessWeight:
-    """Return the weight `stop_gradient(exp(p - b))`, after the bounds if there are any.
+    """Return the weight `stop_gradient(exp(p - b))`, after its bounds if there are any.
 
     Args:
-        ratio: Proximal over behavior.
+        ratio: Proximal over behavior, `[N]`.
         selection: Trainable positions.
         floor: Smallest weight kept; `None` keeps all.
         cap: Largest weight kept; `None` keeps all.
         action: What happens to a weight outside.
     """
     if cap is None and floor is None:
-        return StalenessWeight(ratio, ratio.value, None)
+        return StalenessWeight(ratio, None)
     is_bounded = torch.zeros_like(selection.mask)
     if cap is not None:
-        is_bounded |= ratio.value > cap
+        is_bounded |= ratio > cap
     if floor is not None:
-        is_bounded |= ratio.value < floor
+        is_bounded |= ratio < floor
     is_bounded &= selection.mask
     if action == "clamp":
-        weight = selection.keep(ratio.value.clamp(min=floor, max=cap))
-    else:
-        weight = ratio.value.masked_fill(is_bounded, 0.0)
-    return StalenessWeight(ratio, weight, is_bounded)
+        return StalenessWeight(selection.keep(ratio.clamp(min=floor, max=cap)), is_bounded)
+    return StalenessWeight(ratio.masked_fill(is_bounded, 0.0), is_bounded)

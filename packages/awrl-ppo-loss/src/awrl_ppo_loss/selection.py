@@ -32,7 +32,7 @@ class Selection:
         return self.mask.sum().double()
 
     def keep(self, values: Tensor) -> Tensor:
-        """Return a copy of float32 or float64 values `[N]` that is 0 at masked positions."""
+        """Return float32 or float64 values `[..., N]`, copied, with 0 at masked positions."""
         integer = _INTEGER_TWIN[values.dtype]
         bits = self._bits.get(integer)
         if bits is None:

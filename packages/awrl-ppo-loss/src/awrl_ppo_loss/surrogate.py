@@ -10,7 +10,6 @@ Invariants:
 Legend: `B` sequences, `T` tokens, `N` positions flattened.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,7 +88,7 @@ def prepare_batch(
 
 
 def surrogate_loss(
-    batch: PolicyBatch, objective: Tensor, derivative: Tensor, witnesses: Sequence[Tensor]
+    batch: PolicyBatch, objective: Tensor, derivative: Tensor, log_sums: Tensor
 ) -> Tensor:
     """Return the loss, minus the weighted objective, with its gradient by the current log-probs.
 
@@ -98,17 +97,17 @@ def surrogate_loss(
         objective: Per-token objective `[N]`, 0 at masked positions, before any sequence weight.
         derivative: Derivative of the *weighted* objectives' sum by each current log-prob, `[N]`, 0
             at masked positions.
-        witnesses: Scalars that are finite unless the data are broken.
+        log_sums: Finite unless the data are broken.
 
     Returns:
         Float64 scalar.
     """
-    scale = 1.0 / batch.reduction.divisor
-    for witness in witnesses:
-        scale = scale + 0.0 * witness
+    # 0 for honest data; NaN for broken ones, and then so are the loss and its gradient.
+    witness = log_sums.sum() * 0.0
+    scale = witness - 1.0 / batch.reduction.divisor
     total = batch.reduction.weigh(objective).sum(dtype=torch.float64)
-    # Zero minus, so that a batch without trainable tokens gives 0.0 and not -0.0.
-    loss = _AttachDerivative.apply(batch.current, 0.0 - total * scale, derivative, -scale)
+    # 0.0 + turns the -0.0 of a batch without trainable tokens into 0.0.
+    loss = _AttachDerivative.apply(batch.current, 0.0 + total * scale, derivative, scale)
     assert isinstance(loss, Tensor)
     return loss
 
