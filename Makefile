@@ -31,10 +31,10 @@ types: ## pyright, strict
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 gates: ## the rules of this repository, as tests
-	$(BIN)/python -m pytest -q tests $(ARGS)
+	$(BIN)/python -m pytest -q tests -m "$(MARKS)" $(ARGS)
 
 bench: ## all figures; results in benchmarks/results
-	$(BIN)/python -m pytest -q benchmarks --benchmark-only $(ARGS)
+	$(BIN)/python -m pytest -q benchmarks $(ARGS)
 
 build: ## wheels and source archives of every distribution, in dist
 	uv build --all-packages --out-dir dist

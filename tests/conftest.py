@@ -1,0 +1,94 @@
+"""What the repository's gates share: the tree, its packages, and what they declare."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SKIPPED = {".venv", ".uv", ".git", "__pycache__", "dist", "runs", "node_modules", ".browser"}
+IMPORT_NAMES = {"pillow": "PIL"}
+"""Distributions whose import name is not their own with underscores."""
+
+Find = Callable[..., list[Path]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Package:
+    """One distribution of the workspace."""
+
+    name: str
+    """Distribution name."""
+    folder: Path
+    """Its folder."""
+
+    @property
+    def module(self) -> str:
+        """Import name."""
+        return self.name.replace("-", "_")
+
+    @property
+    def source(self) -> Path:
+        """Folder of its sources."""
+        return self.folder / "src" / self.module
+
+    @property
+    def project(self) -> dict[str, Any]:
+        """Its `[project]` table."""
+        return tomllib.loads((self.folder / "pyproject.toml").read_text())["project"]
+
+    def dependencies(self, *, with_extras: bool = False) -> set[str]:
+        """Return the import names of what it declares."""
+        lines: list[str] = list(self.project.get("dependencies", []))
+        if with_extras:
+            lines += [
+                line
+                for extra in self.project.get("optional-dependencies", {}).values()
+                for line in extra
+            ]
+        names = [re.split(r"[\[<>=!~; ]", line, maxsplit=1)[0] for line in lines]
+        return {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
+
+
+def libraries() -> list[Package]:
+    """Return the five libraries."""
+    folders = sorted((ROOT / "packages").iterdir())
+    return [Package(name=folder.name, folder=folder) for folder in folders]
+
+
+APP = Package(name="webrl", folder=ROOT / "apps" / "webrl")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The top of the repository."""
+    return ROOT
+
+
+@pytest.fixture(params=libraries(), ids=lambda package: package.name)
+def library(request: pytest.FixtureRequest) -> Package:
+    """Each of the five libraries."""
+    return request.param
+
+
+@pytest.fixture(params=[*libraries(), APP], ids=lambda package: package.name)
+def package(request: pytest.FixtureRequest) -> Package:
+    """Each of the five libraries, and the app."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def find() -> Find:
+    """Return files below the root by patterns, build and cache folders left out."""
+
+    def search(*patterns: str) -> list[Path]:
+        found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
+        return sorted(path for path in found if not SKIPPED & set(path.relative_to(ROOT).parts))
+
+    return search
