@@ -1,0 +1,128 @@
+"""Getting the store of a run, whoever asks first.
+
+Invariants: all callers with one `run_id` on one Ray cluster get the same shards, however many call at
+once; whoever comes first fixes config and layout; another `run_id` never meets them; no shard takes
+a CPU from the scheduler.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from awrl_pixelstore.client import PixelStoreClient
+from awrl_pixelstore.config import PixelStoreConfig, require_positive
+from awrl_pixelstore.errors import PixelStoreError, PixelStoreUnavailable
+from awrl_pixelstore.keys import run_tag_of
+from awrl_pixelstore.shard import PixelStoreShard
+from awrl_pixelstore.transport import NAMESPACE, actor_name
+from awrl_pixelstore.wire import StoreSpec
+
+logger = logging.getLogger(__name__)
+
+MAX_CONCURRENT_CALLS = 256
+"""Calls that Ray hands to a shard at a time; they hold their arguments while they queue."""
+RETRY_PAUSE_S = 0.05
+"""Pause before another attempt while a closed store's name is not free yet."""
+
+
+def get_or_create_pixel_store(
+    run_id: str,
+    *,
+    num_shards: int | None = None,
+    config: PixelStoreConfig | None = None,
+    timeout_s: float = 60.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> PixelStoreClient:
+    """Return a client of the run's store; its actors exist and answer.
+
+    Blocking; call it before an event loop starts, or pickle the client to where it is needed.
+
+    Args:
+        run_id: Name of the run; stores of different names never meet.
+        num_shards: Actors; None makes one for each living node. Ignored when the store exists.
+        config: Budgets and limits; None takes those of an existing store, else the defaults.
+        timeout_s: Limit of the whole call.
+        sleep: Pauses between attempts.
+
+    Returns:
+        The client.
+
+    Raises:
+        ValueError: A bad `run_id` or `num_shards`, or the store exists with another config.
+        DiskTierError: The disk tier can't be used.
+        PixelStoreUnavailable: Ray is not initialized, or the actors did not answer in time.
+    """
+    run_tag_of(run_id)
+    if num_shards is not None:
+        require_positive("num_shards", num_shards, "Leave it out for one per node.")
+    if not ray.is_initialized():
+        raise PixelStoreUnavailable("no Ray in this process; call ray.init() first")
+    wanted = StoreSpec(run_id, config or PixelStoreConfig(), _layout(num_shards))
+    deadline = time.monotonic() + timeout_s
+    while (spec := _try_to_join(wanted, deadline)) is None:
+        if time.monotonic() >= deadline:
+            raise PixelStoreUnavailable(f"no living store of run {run_id!r}", limit_s=timeout_s)
+        sleep(RETRY_PAUSE_S)
+    if config is not None and spec.config != config:
+        raise ValueError(
+            f"config of run {run_id!r} must be that of its existing store, {spec.config}, got "
+            f"{config}. Pass None to join it, or close() it first."
+        )
+    return PixelStoreClient(spec)
+
+
+def _try_to_join(wanted: StoreSpec, deadline: float) -> StoreSpec | None:
+    """Return the agreed spec; None when an actor was just ending, so that it is worth a retry."""
+    try:
+        spec = _hello([_shard(wanted, 0)], deadline)
+        if spec is not None:
+            others = [_shard(spec, shard) for shard in range(1, len(spec.layout))]
+            return spec if _hello(others, deadline) or not others else None
+    except GetTimeoutError:
+        return None
+    except RayActorError as error:
+        logger.info("the store of run %r is ending: %s", wanted.run_id, error)
+    except ValueError as error:
+        # Another creator took the name between Ray's look-up and its creation.
+        logger.info("the name of run %r was taken meanwhile: %s", wanted.run_id, error)
+    return None
+
+
+def _shard(spec: StoreSpec, shard: int) -> "ActorHandle[PixelStoreShard]":
+    node_id = spec.layout[shard]
+    actor = ray.remote(PixelStoreShard).options(
+        name=actor_name(spec.run_id, shard),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=-1,
+        max_concurrency=MAX_CONCURRENT_CALLS,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True),
+    )
+    return cast("ActorHandle[PixelStoreShard]", actor.remote(spec, shard))
+
+
+def _hello(handles: "list[ActorHandle[PixelStoreShard]]", deadline: float) -> StoreSpec | None:
+    references = [handle.hello.remote() for handle in handles]
+    answers = ray.get(references, timeout=max(deadline - time.monotonic(), 0.0))
+    for handle, answer in zip(handles, answers, strict=True):
+        if isinstance(answer, PixelStoreError):
+            ray.kill(handle, no_restart=True)
+            raise answer
+    return None if None in answers or not answers else cast("StoreSpec", answers[0])
+
+
+def _layout(num_shards: int | None) -> tuple[str, ...]:
+    here = ray.get_runtime_context().get_node_id()
+    alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    nodes = [here, *(node for node in alive if node != here)]
+    count = len(nodes) if num_shards is None else num_shards
+    return tuple(nodes[shard % len(nodes)] for shard in range(count))

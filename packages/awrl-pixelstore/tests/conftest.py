@@ -1,0 +1,55 @@
+"""A small local Ray cluster per test file, and images."""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import ray
+from numpy.typing import NDArray
+
+MakeArray = Callable[..., NDArray[np.uint8]]
+MakePng = Callable[..., bytes]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Two CPUs and 300 MB of object store, ended after the file."""
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=300 * 2**20,
+        log_to_driver=False,
+        namespace="tests",
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def make_array() -> MakeArray:
+    """Return distinct random pixels for each seed."""
+
+    def make(seed: int = 0, shape: tuple[int, int, int] = (8, 6, 3)) -> NDArray[np.uint8]:
+        return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_png() -> MakePng:
+    """Return a valid RGB PNG of the given size, distinct for each seed."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + body))
+        return struct.pack(">I", len(body)) + kind + body + checksum
+
+    def make(seed: int = 0, height: int = 160, width: int = 224) -> bytes:
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+        head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+        body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b"")
+        return b"\x89PNG\r\n\x1a\n" + body
+
+    return make
