@@ -19,16 +19,18 @@ __all__ = [
     "estimate_screenshot_bytes",
 ]
 
-_BYTES_PER_PIXEL = {"jpeg": 0.2, "png": 1.0, "raw": 3.0}
-"""Upper end of what busy pages take: 150 KB for a JPEG of 1280 x 720, five times that for a PNG,
-three bytes a pixel decoded."""
+_BYTES_PER_PIXEL = {"jpeg": 0.2, "png": 1.0}
+"""Upper end of what busy pages take: 150 KB for a JPEG of 1280 x 720, five times that for a PNG."""
+_LARGEST_VIEWPORT = (1280, 720)
+"""What a task may bring when the configuration leaves the page size to it."""
 _SCREENSHOT_FLOOR_BYTES = 2048
 """Headers and tables of the smallest encoded picture, with some room."""
 
 
 def estimate_screenshot_bytes(env: EnvConfig) -> int:
     """Return an upper estimate of one stored screenshot, in bytes."""
-    pixels = env.viewport_width * env.viewport_height
+    width, height = _LARGEST_VIEWPORT
+    pixels = (env.viewport_width or width) * (env.viewport_height or height)
     return int(pixels * _BYTES_PER_PIXEL[env.screenshot_format]) + _SCREENSHOT_FLOOR_BYTES
 
 

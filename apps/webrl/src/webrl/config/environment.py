@@ -45,12 +45,12 @@ class EnvConfig:
     """Rollout worker processes, each with a browser of its own."""
     slots_per_worker: int = 16
     """Episodes that one worker can run at one moment."""
-    viewport_width: int = 1280
-    """Width of page and screenshot in CSS pixels, for every task."""
-    viewport_height: int = 720
-    """Height of page and screenshot in CSS pixels, for every task."""
-    screenshot_format: Literal["png", "jpeg", "raw"] = "jpeg"
-    """What the policy sees and the pixel store holds: encoded bytes, or decoded `uint8`."""
+    viewport_width: int | None = None
+    """Width of page and screenshot in CSS pixels; each task's own when unset."""
+    viewport_height: int | None = None
+    """Height of page and screenshot in CSS pixels; each task's own when unset."""
+    screenshot_format: Literal["png", "jpeg"] = "jpeg"
+    """What the policy sees and the pixel store holds: `png` for small flat pages."""
     jpeg_quality: int = 80
     """Quality of `jpeg` screenshots, 1 to 100."""
     reset: Literal["keep_page", "reload", "new_context"] | None = None
@@ -61,6 +61,8 @@ class EnvConfig:
     """Deadline of one browser action, in seconds."""
     episode_timeout_s: float = 120.0
     """Deadline of one episode, in seconds; past it the episode is a fault, not a failure."""
+    num_train_seeds: int = 100_000
+    """Training seeds of each task; an epoch visits every task with every one of them."""
     recycle_after_episodes: int = 2000
     """Episodes after which a browser process is replaced."""
 
@@ -73,15 +75,24 @@ class EnvConfig:
         rules = Rules()
         rules.at_least("num_workers", self.num_workers, 1, "Someone must run the episodes.")
         rules.at_least("slots_per_worker", self.slots_per_worker, 1, "Use 1 for one at a time.")
-        rules.within("viewport_width", self.viewport_width, 16, 8192, "Typical value: 1280.")
-        rules.within("viewport_height", self.viewport_height, 16, 8192, "Typical value: 720.")
-        rules.one_of("screenshot_format", self.screenshot_format, ("png", "jpeg", "raw"))
+        for key, size in (("width", self.viewport_width), ("height", self.viewport_height)):
+            if size is not None:
+                rules.within(f"viewport_{key}", size, 16, 8192, "Typical values: 1280 and 720.")
+        rules.require(
+            (self.viewport_width is None) == (self.viewport_height is None),
+            "viewport_width",
+            "set together with viewport_height, or neither",
+            self.viewport_width,
+            "Give both.",
+        )
+        rules.one_of("screenshot_format", self.screenshot_format, ("png", "jpeg"))
         rules.within("jpeg_quality", self.jpeg_quality, 1, 100, "Typical value: 80.")
         if self.reset is not None:
             rules.one_of("reset", self.reset, ("keep_page", "reload", "new_context"))
         rules.at_least("history_window", self.history_window, 1, "The policy needs a screenshot.")
         rules.above("action_timeout_s", self.action_timeout_s, 0, "Typical value: 10.")
         rules.above("episode_timeout_s", self.episode_timeout_s, 0, "Typical value: 120.")
+        rules.at_least("num_train_seeds", self.num_train_seeds, 1, "Typical: 100000.")
         rules.at_least("recycle_after_episodes", self.recycle_after_episodes, 1, "Typical: 2000.")
         rules.finish()
 

@@ -1,0 +1,38 @@
+"""A key that nothing reads is a knob that does nothing: none may exist."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import webrl
+from webrl.config import all_keys
+
+SOURCES = Path(webrl.__file__).parent
+READERS = ("system/*.py", "cli/*.py", "config/run.py", "config/services.py", "config/published.py")
+"""Where keys turn into what a run does. Checks and reports of the configuration do not count."""
+
+
+def attributes_read() -> set[str]:
+    """Return every attribute name that the readers read outside of `__post_init__`."""
+    read: set[str] = set()
+    pending: list[ast.AST] = [
+        ast.parse(file.read_text(encoding="utf-8"))
+        for reader in READERS
+        for file in sorted(SOURCES.glob(reader))
+    ]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
+            continue
+        if isinstance(node, ast.Attribute):
+            read.add(node.attr)
+        pending += ast.iter_child_nodes(node)
+    return read
+
+
+def test_every_key_is_read_by_the_system() -> None:
+    read = attributes_read()
+    unread = [key for key in all_keys() if key.rsplit(".", 1)[-1] not in read]
+    # There is one scheduler; its key is there so that published configurations load.
+    assert set(unread) <= {"scheduler.type"}, "\n".join(unread)
