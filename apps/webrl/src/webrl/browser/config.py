@@ -63,9 +63,9 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the action `wait()` waits, in seconds."""
     pages_per_session: int = 3
     """Pages of different tasks that a session keeps open for tasks that restart in place."""
-    collect_garbage_every: int = 20
+    collect_garbage_every: int = 50
     """Episodes of a kept page between two garbage collections of its heap."""
-    recycle_context_every: int = 100
+    recycle_context_every: int = 1000
     """Episodes of a session before its context and kept pages are replaced."""
     recycle_browser_every: int = 10_000
     """Contexts of a browser before it is replaced, between episodes."""

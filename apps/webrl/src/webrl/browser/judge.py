@@ -42,7 +42,8 @@ async def read_goal(page: LivePage, task: Task, seed: int) -> str:
     if task.start_script is None:
         assert task.goal is not None  # checked by Task
         return task.goal
-    found = await page.evaluate(task.start_script.replace("SEED", str(int(seed))))
+    script = task.start_script.replace("SEED", str(int(seed)))
+    found = await page.evaluate(script, park_pointer=task.reset == "keep_page")
     return task.goal if task.goal is not None else _checked(found, _Start, "start").goal
 
 

@@ -27,6 +27,7 @@ from webrl.browser.outcome import Event, EventKind
 from webrl.tasks import Viewport
 
 _LOGGER = logging.getLogger(__name__)
+MOUSE_EVENT = "Input.dispatchMouseEvent"
 _SHOWN_LENGTH = 200
 _READ_TRIES = 3
 _MOVING = ("Execution context was destroyed", "Cannot find context", "Inspected target navigated")
@@ -140,14 +141,23 @@ class LivePage:
         """
         await self._call(calls, deadline_s)
 
-    async def evaluate(self, script: str) -> Any:
+    async def evaluate(self, script: str, *, park_pointer: bool = False) -> Any:
         """Return the JSON value of a JavaScript expression, promises awaited.
+
+        Args:
+            script: The expression.
+            park_pointer: Whether to move the pointer into the last corner as well, so that
+                nothing shows a hover.
 
         Raises:
             BrowserFault: the script threw (`page_error`), or the page did not answer.
         """
         parameters = {"expression": script, "returnByValue": True, "awaitPromise": True}
-        answer = await self._read("Runtime.evaluate", parameters)
+        calls: list[tuple[str, Parameters]] = [("Runtime.evaluate", parameters)]
+        if park_pointer:
+            x, y = self.viewport.width - 1, self.viewport.height - 1
+            calls.append((MOUSE_EVENT, {"type": "mouseMoved", "x": x, "y": y, "button": "none"}))
+        answer = (await self._read(calls))[0]
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
             text = details.get("exception", {}).get("description") or details.get("text", "")
@@ -201,12 +211,6 @@ class LivePage:
             )
             self.viewport = viewport
 
-    async def park_pointer(self) -> None:
-        """Move the pointer into the last corner, so that nothing shows a hover."""
-        x, y = self.viewport.width - 1, self.viewport.height - 1
-        move = {"type": "mouseMoved", "x": x, "y": y, "button": "none", "clickCount": 0}
-        await self.send([("Input.dispatchMouseEvent", move)], self._config.deadlines.input_s)
-
     async def collect_garbage(self) -> None:
         """Free what the page's episodes left in its heap."""
         await self._call([("HeapProfiler.collectGarbage", {})], self._config.deadlines.create_s)
@@ -222,16 +226,16 @@ class LivePage:
         if self._fault is not None:
             raise BrowserFault(self._fault.kind, self._fault.detail) from self._fault
 
-    async def _read(self, method: str, parameters: Parameters) -> dict[str, Any]:
-        """Call a method that changes nothing, again when it met a navigation."""
+    async def _read(self, calls: Sequence[tuple[str, Parameters]]) -> list[dict[str, Any]]:
+        """Make calls that change nothing, again when they met a navigation."""
         deadline_s = self._config.deadlines.evaluate_s
         for _ in range(_READ_TRIES - 1):
             try:
-                return (await self._call([(method, parameters)], deadline_s))[0]
+                return await self._call(calls, deadline_s)
             except BrowserFault as fault:
                 if not any(text in fault.detail for text in _MOVING):
                     raise
-        return (await self._call([(method, parameters)], deadline_s))[0]
+        return await self._call(calls, deadline_s)
 
     async def _call(
         self, calls: Sequence[tuple[str, Parameters]], deadline_s: float

@@ -98,7 +98,6 @@ class PageShelf:
         elif page.num_episodes % self._pool.config.collect_garbage_every == 0:
             await page.collect_garbage()
         page.num_episodes += 1
-        await page.park_pointer()
         return page
 
     async def _open(self, context: LiveContext, task: Task) -> LivePage:

@@ -30,10 +30,9 @@ from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import Parameters
 from webrl.browser.errors import BrowserFault
-from webrl.browser.page import LivePage
+from webrl.browser.page import MOUSE_EVENT, LivePage
 
 _DRAG_STEPS = 5
-_MOUSE = "Input.dispatchMouseEvent"
 _MouseCall = tuple[str, Parameters]
 
 
@@ -110,7 +109,9 @@ def _pointer_calls(page: LivePage, action: Action) -> list[_MouseCall]:
     calls = [_mouse("mouseMoved", x, y)]
     if isinstance(action, Scroll):
         dx, dy = action.dx * width / 1000, action.dy * height / 1000
-        calls.append((_MOUSE, {"type": "mouseWheel", "x": x, "y": y, "deltaX": dx, "deltaY": dy}))
+        calls.append(
+            (MOUSE_EVENT, {"type": "mouseWheel", "x": x, "y": y, "deltaX": dx, "deltaY": dy})
+        )
     elif not isinstance(action, Hover):
         for count in range(1, 3 if isinstance(action, DoubleClick) else 2):
             calls += [_mouse("mousePressed", x, y, count), _mouse("mouseReleased", x, y, count)]
@@ -123,10 +124,12 @@ def _drag_calls(start: tuple[float, float], end: tuple[float, float]) -> list[_M
         share = step / _DRAG_STEPS
         x = start[0] + (end[0] - start[0]) * share
         y = start[1] + (end[1] - start[1]) * share
-        calls.append((_MOUSE, {**_mouse("mouseMoved", x, y)[1], "button": "left", "buttons": 1}))
+        calls.append(
+            (MOUSE_EVENT, {**_mouse("mouseMoved", x, y)[1], "button": "left", "buttons": 1})
+        )
     return [*calls, _mouse("mouseReleased", *end, 1)]
 
 
 def _mouse(kind: str, x: float, y: float, count: int = 0) -> _MouseCall:
     button = "left" if count else "none"
-    return _MOUSE, {"type": kind, "x": x, "y": y, "button": button, "clickCount": count}
+    return MOUSE_EVENT, {"type": kind, "x": x, "y": y, "button": button, "clickCount": count}

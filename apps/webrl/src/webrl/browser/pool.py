@@ -122,7 +122,7 @@ class BrowserPool:
             if driver is not None:
                 driver.destroy()
             self._calls.cancel_all()
-            await self._stack.__aexit__(exc_type, exc, traceback)
+            await self._stack.aclose()  # without the error: a task group would wrap it
 
     async def session(self) -> BrowserSession:
         """Return a new session, once a slot is free. Close it to give the slot back."""

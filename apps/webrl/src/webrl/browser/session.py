@@ -107,13 +107,18 @@ class BrowserSession:
         rung = Rung.NOTHING
         while True:
             try:
-                return await self._start(task, seed)
+                observation = await self._start(task, seed)
+                self._is_dirty = False
+                return observation
             except BrowserFault as fault:
                 climbed = next_rung(fault.kind, rung)
+                self._is_dirty = True  # should the replacement fail or be cancelled
                 if climbed is None or not await self._replace(climbed, task):
-                    self._is_dirty = True
                     raise
                 rung = climbed
+            except BaseException:
+                self._is_dirty = True
+                raise
 
     async def step(self, action: Action | InvalidAction) -> StepOutcome:
         """Do one action and return what it led to.

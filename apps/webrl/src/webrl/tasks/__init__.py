@@ -1,7 +1,7 @@
 """What is to be done: tasks by name, their pages on loopback, oracles that know the next click."""
 
 from webrl.tasks.miniwob import html_root, miniwob_names, miniwob_task
-from webrl.tasks.oracle import ORACLE_TASKS, oracle
+from webrl.tasks.oracle import ORACLE_TASKS, oracle, target_map
 from webrl.tasks.registry import load_task, load_tasks, task_names
 from webrl.tasks.server import Handler, TaskServer
 from webrl.tasks.task import ResetMode, Task, Viewport
@@ -19,5 +19,6 @@ __all__ = [
     "miniwob_names",
     "miniwob_task",
     "oracle",
+    "target_map",
     "task_names",
 ]

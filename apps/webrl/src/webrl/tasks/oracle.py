@@ -18,57 +18,67 @@ _PRELUDE = """
 const $$ = (s) => Array.from(document.querySelectorAll(s));
 const shown = (e) => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0; };
 const texts = (s, t) => $$(s).filter(e => shown(e) && e.textContent.trim() === t);
-const box = (e) => {
-  const r = e && e.getClientRects()[0];
-  if (!r) return null;
-  let best = null, least = Infinity;
-  for (let i = 0; i <= 8; i++) for (let j = 0; j <= 8; j++) {
-    const x = r.left + 0.5 + (r.width - 1) * i / 8, y = r.top + 0.5 + (r.height - 1) * j / 8;
-    const distance = Math.hypot(i - 4, j - 4);
-    const hit = document.elementFromPoint(x, y);
-    if (distance < least && hit && (hit === e || e.contains(hit))) { best = {x, y}; least = distance; }
-  }
-  return best && {...best, left: r.left, top: r.top, width: r.width, height: r.height};
-};
 const quoted = () => (/"([^"]*)"/.exec(core.getUtterance()) || [])[1];
+const asList = (t) => (Array.isArray(t) ? t : [t]).filter(e => e);
+const hits = (e, x, y) => { const h = document.elementFromPoint(x, y); return e === h || e.contains(h); };
+const point = (targets) => {
+  for (const e of asList(targets)) {
+    const r = e.getClientRects()[0];
+    if (!r) continue;
+    let best = null, least = Infinity;
+    for (let i = 0; i <= 8; i++) for (let j = 0; j <= 8; j++) {
+      const x = r.left + 0.5 + (r.width - 1) * i / 8, y = r.top + 0.5 + (r.height - 1) * j / 8;
+      const distance = Math.hypot(i - 4, j - 4);
+      if (distance < least && hits(e, x, y)) { best = {x, y}; least = distance; }
+    }
+    if (best) return {...best, left: r.left, top: r.top, width: r.width, height: r.height};
+  }
+  return null;
+};
+const map = (targets, step) => {
+  let bits = '';
+  for (let y = step / 2; y < innerHeight; y += step) for (let x = step / 2; x < innerWidth; x += step)
+    bits += asList(targets).some(e => hits(e, x, y)) ? '1' : '0';
+  return bits;
+};
 """
 
 _SCRIPTS: Mapping[str, str] = {
-    "click-test": "box($$('#subbtn')[0])",
-    "click-test-transfer": "box($$('#subbtn')[0])",
-    "click-test-2": "box($$('#subbtn')[0])",
-    "click-button-sequence": "box($$(buttonsPushed.length ? '#subbtn2' : '#subbtn')[0])",
-    "click-dialog": "box($$('.ui-dialog-titlebar button.ui-button').filter(shown)[0])",
+    "click-test": "$$('#subbtn')[0]",
+    "click-test-transfer": "$$('#subbtn')[0]",
+    "click-test-2": "$$('#subbtn')[0]",
+    "click-button-sequence": "$$(buttonsPushed.length ? '#subbtn2' : '#subbtn')[0]",
+    "click-dialog": "$$('.ui-dialog-titlebar button.ui-button').filter(shown)",
     "click-dialog-2": (
-        "box(quoted() === 'x' ? $$('.ui-dialog-titlebar button.ui-button').filter(shown)[0]"
-        " : texts('.ui-dialog-buttonset button', quoted())[0])"
+        "quoted() === 'x' ? $$('.ui-dialog-titlebar button.ui-button').filter(shown)"
+        " : texts('.ui-dialog-buttonset button', quoted())"
     ),
-    "click-button": "box(texts('#area button', quoted())[0])",
-    "click-link": "box(texts('#area .alink', quoted())[0])",
-    "click-tab": "box(texts('#area ul a', /Tab #\\d/.exec(core.getUtterance())[0])[0])",
+    "click-button": "texts('#area button', quoted())",
+    "click-link": "texts('#area .alink', quoted())",
+    "click-tab": "texts('#area ul a', /Tab #\\d/.exec(core.getUtterance())[0])[0]",
     "click-collapsible": (
-        "box($$('.ui-accordion-content').some(shown) ? $$('#subbtn')[0] : $$('#area h3')[0])"
+        "$$('.ui-accordion-content').some(shown) ? $$('#subbtn')[0] : $$('#area h3')[0]"
     ),
-    "click-collapsible-2": """(() => {
+    "click-collapsible-2-nodelay": """(() => {
       const link = texts('#area .alink', quoted())[0];
-      if (link) return box(link);
+      if (link) return link;
       const hidden = $$('#area .alink').find(e => e.textContent === quoted());
       const content = hidden && hidden.closest('.ui-accordion-content');
-      return content && box(content.previousElementSibling);
+      return content && content.previousElementSibling;
     })()""",
-    "click-color": """box($$('#area .color').find(
-      e => core.getUtterance() === 'Click on the ' + e.dataset.color + ' colored box.'))""",
-    "grid-coordinate": "box(document.getElementById(expectedCoords))",
+    "click-color": """$$('#area .color').find(
+      e => core.getUtterance() === 'Click on the ' + e.dataset.color + ' colored box.')""",
+    "grid-coordinate": "document.getElementById(expectedCoords)",
     "ascending-numbers": """(() => {
       const left = $$('svg rect');
-      return box(left.length ? left[0] : $$('svg text').find(e => e.innerHTML === '1'));
+      return left.length ? left[0] : $$('svg text').find(e => e.innerHTML === '1');
     })()""",
     "click-checkboxes": """(() => {
       const goal = core.getUtterance().replace(/^Select /, '').replace(/ and click Submit\\.$/, '');
       const wanted = goal === 'nothing' ? [] : goal.split(', ');
       const row = $$('#area label').find(
         e => wanted.includes(e.textContent.trim()) !== e.querySelector('input').checked);
-      return box(row ? row.querySelector('input') : $$('#subbtn')[0]);
+      return row ? row.querySelector('input') : $$('#subbtn')[0];
     })()""",
     "tic-tac-toe": """(() => {
       const free = gameState.map((v, i) => i).filter(i => gameState[i] === 0);
@@ -76,7 +86,7 @@ _SCRIPTS: Mapping[str, str] = {
         const won = checkWinner(player); gameState[i] = kept; return won; };
       const best = free.find(i => wins(1, i)) ?? free.find(i => wins(-1, i))
         ?? [4, 0, 2, 6, 8, 1, 3, 5, 7].find(i => free.includes(i));
-      return best === undefined ? null : box($$('#ttt-' + best)[0]);
+      return best === undefined ? null : $$('#ttt-' + best)[0];
     })()""",
 }
 
@@ -97,10 +107,34 @@ def oracle(task: Task) -> str:
     Raises:
         TaskError: the task has no oracle.
     """
+    return _wrap(task, "point(target)")
+
+
+def target_map(task: Task, step: int) -> str:
+    """Return a script that says which points of a lattice would be a right click.
+
+    The script evaluates to a string of `0` and `1`, row by row, for the points `(step / 2 + i *
+    step, step / 2 + j * step)` of the viewport, or to `null` when the episode is done. What the
+    best policy that never looks at the screen would score follows from it.
+
+    Args:
+        task: A task whose full name is in `ORACLE_TASKS`.
+        step: Distance of the lattice's points in CSS pixels.
+
+    Raises:
+        TaskError: the task has no oracle.
+    """
+    return _wrap(task, f"map(target, {int(step)})")
+
+
+def _wrap(task: Task, result: str) -> str:
     script = _SCRIPTS.get(task.name) if task.suite == "miniwob" else None
     if script is None:
         raise TaskError(
             f"task must have an oracle, got {task.full_name!r}. Those that have one: "
             f"{', '.join(ORACLE_TASKS)}."
         )
-    return f"(() => {{ {_PRELUDE} if (WOB_DONE_GLOBAL) return null; return {script}; }})()"
+    return (
+        f"(() => {{ {_PRELUDE} if (WOB_DONE_GLOBAL) return null;"
+        f" const target = {script}; return {result}; }})()"
+    )
