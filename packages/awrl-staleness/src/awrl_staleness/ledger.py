@@ -25,7 +25,7 @@ from awrl_staleness.errors import (
 )
 from awrl_staleness.freshness import off_policyness
 from awrl_staleness.states import TRANSITIONS, EpisodeEvent, EpisodeState
-from awrl_staleness.statistics import Tally
+from awrl_staleness.tally import Tally
 
 
 class Entry(msgspec.Struct, gc=False):

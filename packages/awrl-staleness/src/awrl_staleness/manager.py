@@ -6,26 +6,23 @@ Invariants, whatever the order of events and whatever thread they come from:
 * only `publish`, `settle` and an episode that ends without being queued create capacity;
 * no lock is held while a listener runs, and none across any I/O.
 
-One manager serves one run; workers never divide a second budget. Evaluation episodes never get
-here. Called by a rollout controller (admission, endings) and a trainer (consume, publish).
+One manager serves one run; workers never divide a second budget; evaluation never gets here.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 
-from awrl_staleness.capacity import CONCURRENCY, STALENESS, Capacity, compute_capacity
+from awrl_staleness.bounds import Bounds
+from awrl_staleness.capacity import Capacity
 from awrl_staleness.config import StalenessConfig
 from awrl_staleness.errors import CapacityExceededError, ConfigError
 from awrl_staleness.freshness import is_fresh
 from awrl_staleness.ledger import Ledger
 from awrl_staleness.snapshot import LedgerSnapshot, restore_ledger, take_snapshot
 from awrl_staleness.states import EpisodeEvent, EpisodeState
-from awrl_staleness.statistics import StalenessStatistics
-
-logger = logging.getLogger(__name__)
+from awrl_staleness.statistics import StalenessStatistics, take_statistics
 
 
 class StalenessManager:
@@ -40,7 +37,7 @@ class StalenessManager:
         self.config = config
         self._ledger = Ledger(version=version)
         self._lock = threading.Lock()
-        self._budget = config.budget
+        self._bounds = Bounds(config)
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -57,20 +54,24 @@ class StalenessManager:
             **extra_bounds: Further named bounds, in episodes.
         """
         with self._lock:
-            return self._capacity(extra_bounds)
+            return self._bounds.capacity(self._ledger, extra_bounds)
 
     def is_fresh(self, oldest_version: int, current_version: int | None = None) -> bool:
         """Return whether a trajectory may be trained on at `current_version` (default: now)."""
         current = self._ledger.version if current_version is None else current_version
         return is_fresh(oldest_version, current, self.config.max_off_policyness)
 
+    def state(self, episode_id: str) -> EpisodeState | None:
+        """Return where a live episode stands, None for one that ended or never was."""
+        with self._lock:
+            entry = self._ledger.entries.get(episode_id)
+            return None if entry is None else entry.state
+
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` after every event that may have created capacity.
 
-        It runs in the thread of the event, outside the lock, and must not raise.
-
-        Returns:
-            A callable that ends the subscription.
+        It runs in the event's thread, outside the lock, and must not raise. Returns a callable
+        that ends the subscription.
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
@@ -86,14 +87,8 @@ class StalenessManager:
             ConfigError: The group can never fit.
             DuplicateEpisodeError: The group is open.
         """
-        if not 1 <= num_episodes <= self._budget:
-            raise ConfigError(
-                f"num_episodes must be between 1 and (eta + 1) * B = {self._budget}, got "
-                f"{num_episodes}. Use smaller groups or a larger consumer_batch_size."
-            )
         with self._lock:
-            bounds = self._capacity(extra_bounds).bounds
-            is_room = bounds.pop(CONCURRENCY) >= 1 and min(bounds.values()) >= num_episodes
+            is_room = self._bounds.may_reserve(self._ledger, num_episodes, extra_bounds)
             if is_room:
                 self._ledger.open_group(group_id, num_episodes)
             return is_room
@@ -123,9 +118,7 @@ class StalenessManager:
             self._ledger.enqueue(episode_id, group_id, label)
 
     def try_start(self, episode_id: str, **extra_bounds: int) -> bool:
-        """Start an enqueued episode, or answer False and change nothing.
-
-        A group's member needs a free slot only: its unit is reserved.
+        """Start an enqueued episode, or answer False; a group's member needs only a free slot.
 
         Raises:
             UnknownEpisodeError: The id is not live.
@@ -136,7 +129,7 @@ class StalenessManager:
             ledger = self._ledger
             entry = ledger.entry(episode_id)
             is_queued = entry.state is EpisodeState.ENQUEUED
-            if is_queued and not self._may_start(entry.group_id, extra_bounds):
+            if is_queued and not self._bounds.may_start(ledger, entry.group_id, extra_bounds):
                 return False
             ledger.start(episode_id)
             return True
@@ -162,7 +155,7 @@ class StalenessManager:
             DuplicateEpisodeError: The id is live.
         """
         with self._lock:
-            if not self._may_start(None, extra_bounds):
+            if not self._bounds.may_start(self._ledger, None, extra_bounds):
                 return False
             self._ledger.enqueue(episode_id, None, label)
             self._ledger.start(episode_id)
@@ -213,10 +206,7 @@ class StalenessManager:
     # -- batches and versions
 
     def consume(self, episode_ids: Iterable[str]) -> int:
-        """Move queued episodes into a batch; creates no capacity.
-
-        Returns:
-            The batch's number, for `publish` and `settle`.
+        """Move queued episodes into a batch, return its number; creates no capacity.
 
         Raises:
             ConfigError: An id is named twice.
@@ -227,14 +217,11 @@ class StalenessManager:
             return self._ledger.consume(episode_ids)
 
     def publish(self, version: int, *, batches: Iterable[int] | None = None) -> int:
-        """Advance the weight version and settle the batches that it was computed from.
+        """Advance the version, settle the batches behind it, return how many episodes that were.
 
         Args:
             version: The version that the servers hold now, above the last one.
             batches: Batch numbers; None settles every consumed batch.
-
-        Returns:
-            How many episodes were settled.
 
         Raises:
             ConfigError: The version does not advance.
@@ -254,13 +241,10 @@ class StalenessManager:
         return num_episodes
 
     def settle(self, batches: Iterable[int] | None = None) -> int:
-        """Return the units of skipped or discarded batches; the version stays.
+        """Settle skipped or discarded batches, return how many episodes; the version stays.
 
         Args:
             batches: Batch numbers; None settles every consumed batch.
-
-        Returns:
-            How many episodes were settled.
 
         Raises:
             UnknownEpisodeError: A batch is not open.
@@ -277,32 +261,7 @@ class StalenessManager:
     def statistics(self) -> StalenessStatistics:
         """Return a frozen picture of counts, ages and waste."""
         with self._lock:
-            ledger = self._ledger
-            tally = ledger.tally
-            num_training = ledger.num_training
-            return StalenessStatistics(
-                version=ledger.version,
-                capacity=self._capacity({}),
-                num_enqueued=ledger.num_enqueued,
-                num_running=ledger.num_running,
-                num_reserved=ledger.num_reserved,
-                num_queued=ledger.finished - ledger.settled - num_training,
-                num_training=num_training,
-                num_trained=tally.num_trained,
-                num_submitted=tally.num_submitted,
-                num_rejected=tally.num_rejected,
-                num_faulted=tally.num_faulted,
-                num_expired=tally.num_expired,
-                finished=ledger.finished,
-                settled=ledger.settled,
-                num_publishes=tally.num_publishes,
-                num_skips=tally.num_skips,
-                off_policyness=dict(tally.off_policyness),
-                in_flight_age=dict(tally.in_flight_age),
-                in_queue_age=dict(tally.in_queue_age),
-                wasted_by_reason=dict(tally.wasted_by_reason),
-                wasted_by_label=dict(tally.wasted_by_label),
-            )
+            return take_statistics(self._ledger, self._bounds.capacity(self._ledger, {}))
 
     def snapshot(self) -> LedgerSnapshot:
         """Return what a checkpoint has to hold."""
@@ -318,16 +277,13 @@ class StalenessManager:
         persisted: Collection[str] = (),
         version: int | None = None,
     ) -> tuple[StalenessManager, tuple[str, ...]]:
-        """Return a manager with the persisted episodes queued, and the ids that were lost.
+        """Return a manager with the persisted episodes queued, and the ids to enqueue again.
 
         Args:
             config: The bounds of the resumed run; they may differ from the first run's.
             snapshot: The answer of `snapshot`.
             persisted: Ids of finished episodes whose trajectories were saved with it.
             version: Version that the trainer resumed at; default the snapshot's.
-
-        Returns:
-            The manager, and the ids to enqueue again, in their first order.
         """
         manager = cls(config)
         at = snapshot.version if version is None else version
@@ -338,30 +294,6 @@ class StalenessManager:
         with self._lock:
             self._ledger.end(episode_id, event, reason)
         self._notify()
-
-    def _may_start(self, group_id: str | None, extra_bounds: Mapping[str, int]) -> bool:
-        ledger = self._ledger
-        if ledger.num_running >= self.config.max_concurrent:
-            return False
-        if group_id is not None:
-            return True
-        used = ledger.num_running + ledger.num_reserved + ledger.finished - ledger.settled
-        return used < self._budget and not any(room < 1 for room in extra_bounds.values())
-
-    def _capacity(self, extra_bounds: Mapping[str, int]) -> Capacity:
-        for name in (CONCURRENCY, STALENESS):
-            if name in extra_bounds:
-                raise ConfigError(f"extra bound must have a name of its own, got {name!r}.")
-        ledger = self._ledger
-        return compute_capacity(
-            max_concurrent=self.config.max_concurrent,
-            budget=self._budget,
-            running=ledger.num_running,
-            reserved=ledger.num_reserved,
-            finished=ledger.finished,
-            settled=ledger.settled,
-            extra_bounds=extra_bounds,
-        )
 
     def _notify(self) -> None:
         for listener in tuple(self._listeners):

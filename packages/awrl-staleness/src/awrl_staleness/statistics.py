@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
 
 from awrl_staleness.capacity import Capacity
+from awrl_staleness.ledger import Ledger
 
 
 class StalenessStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,29 +74,30 @@ class StalenessStatistics(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class Tally:
-    """Counts that only grow; the part of a ledger that decides nothing."""
-
-    def __init__(self) -> None:
-        self.num_submitted = 0
-        self.num_trained = 0
-        self.num_rejected = 0
-        self.num_faulted = 0
-        self.num_expired = 0
-        self.num_publishes = 0
-        self.num_skips = 0
-        self.off_policyness: Counter[int] = Counter()
-        self.in_flight_age: Counter[int] = Counter()
-        self.in_queue_age: Counter[int] = Counter()
-        self.wasted_by_reason: Counter[str] = Counter()
-        self.wasted_by_label: Counter[str] = Counter()
-
-    def waste(self, reason: str, label: str | None) -> None:
-        """Count one episode that ran and will not be trained on."""
-        self.wasted_by_reason[reason] += 1
-        self.wasted_by_label[label if label is not None else "unlabelled"] += 1
-
-    def ages(self, oldest: int, at_end: int, now: int) -> None:
-        """Split one finished episode's age into its flight and its wait."""
-        self.in_flight_age[max(0, at_end - oldest)] += 1
-        self.in_queue_age[max(0, now - at_end)] += 1
+def take_statistics(ledger: Ledger, capacity: Capacity) -> StalenessStatistics:
+    """Return a frozen picture of a ledger."""
+    tally = ledger.tally
+    num_training = ledger.num_training
+    return StalenessStatistics(
+        version=ledger.version,
+        capacity=capacity,
+        num_enqueued=ledger.num_enqueued,
+        num_running=ledger.num_running,
+        num_reserved=ledger.num_reserved,
+        num_queued=ledger.finished - ledger.settled - num_training,
+        num_training=num_training,
+        num_trained=tally.num_trained,
+        num_submitted=tally.num_submitted,
+        num_rejected=tally.num_rejected,
+        num_faulted=tally.num_faulted,
+        num_expired=tally.num_expired,
+        finished=ledger.finished,
+        settled=ledger.settled,
+        num_publishes=tally.num_publishes,
+        num_skips=tally.num_skips,
+        off_policyness=dict(tally.off_policyness),
+        in_flight_age=dict(tally.in_flight_age),
+        in_queue_age=dict(tally.in_queue_age),
+        wasted_by_reason=dict(tally.wasted_by_reason),
+        wasted_by_label=dict(tally.wasted_by_label),
+    )

@@ -1,0 +1,66 @@
+"""The bounds of one run, applied to its ledger. Pure; the manager holds the lock around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from awrl_staleness.capacity import CONCURRENCY, STALENESS, Capacity, compute_capacity
+from awrl_staleness.config import StalenessConfig
+from awrl_staleness.errors import ConfigError
+from awrl_staleness.ledger import Ledger
+
+
+class Bounds:
+    """Answers what may start.
+
+    Args:
+        config: The three numbers of the run.
+    """
+
+    def __init__(self, config: StalenessConfig) -> None:
+        self._max_concurrent = config.max_concurrent
+        self._budget = config.budget
+
+    def capacity(self, ledger: Ledger, extra: Mapping[str, int]) -> Capacity:
+        """Return how many more episodes may start, and which bound says so.
+
+        Raises:
+            ConfigError: An extra bound has the name of a built-in one.
+        """
+        for name in (CONCURRENCY, STALENESS):
+            if name in extra:
+                raise ConfigError(
+                    f"extra bound must have a name of its own, got {name!r}. Rename it."
+                )
+        return compute_capacity(
+            max_concurrent=self._max_concurrent,
+            budget=self._budget,
+            running=ledger.num_running,
+            reserved=ledger.num_reserved,
+            finished=ledger.finished,
+            settled=ledger.settled,
+            extra_bounds=extra,
+        )
+
+    def may_start(self, ledger: Ledger, group_id: str | None, extra: Mapping[str, int]) -> bool:
+        """Return whether one episode may start; a group's member needs a free slot only."""
+        if ledger.num_running >= self._max_concurrent:
+            return False
+        if group_id is not None:
+            return True
+        used = ledger.num_running + ledger.num_reserved + ledger.finished - ledger.settled
+        return used < self._budget and not any(room < 1 for room in extra.values())
+
+    def may_reserve(self, ledger: Ledger, num_episodes: int, extra: Mapping[str, int]) -> bool:
+        """Return whether a whole group fits and at least one slot is free.
+
+        Raises:
+            ConfigError: The group can never fit.
+        """
+        if not 1 <= num_episodes <= self._budget:
+            raise ConfigError(
+                f"num_episodes must be between 1 and (eta + 1) * B = {self._budget}, got "
+                f"{num_episodes}. Use smaller groups or a larger consumer_batch_size."
+            )
+        rooms = dict(self.capacity(ledger, extra).bounds)
+        return rooms.pop(CONCURRENCY) >= 1 and min(rooms.values()) >= num_episodes

@@ -1,0 +1,33 @@
+"""Counts that only grow; kept beside the ledger, read by reports alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class Tally:
+    """Counts that only grow; the part of a ledger that decides nothing."""
+
+    def __init__(self) -> None:
+        self.num_submitted = 0
+        self.num_trained = 0
+        self.num_rejected = 0
+        self.num_faulted = 0
+        self.num_expired = 0
+        self.num_publishes = 0
+        self.num_skips = 0
+        self.off_policyness: Counter[int] = Counter()
+        self.in_flight_age: Counter[int] = Counter()
+        self.in_queue_age: Counter[int] = Counter()
+        self.wasted_by_reason: Counter[str] = Counter()
+        self.wasted_by_label: Counter[str] = Counter()
+
+    def waste(self, reason: str, label: str | None) -> None:
+        """Count one episode that ran and will not be trained on."""
+        self.wasted_by_reason[reason] += 1
+        self.wasted_by_label[label if label is not None else "unlabelled"] += 1
+
+    def ages(self, oldest: int, at_end: int, now: int) -> None:
+        """Split one finished episode's age into its flight and its wait."""
+        self.in_flight_age[max(0, at_end - oldest)] += 1
+        self.in_queue_age[max(0, now - at_end)] += 1

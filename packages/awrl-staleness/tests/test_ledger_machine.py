@@ -1,0 +1,281 @@
+"""A state machine drives the manager against a model that is a dict of states."""
+
+from collections import Counter
+
+import pytest
+from awrl_staleness import (
+    TERMINAL_STATES,
+    TRANSITIONS,
+    CapacityExceededError,
+    EpisodeEvent,
+    EpisodeState,
+    IllegalTransitionError,
+    StalenessConfig,
+    StalenessManager,
+    UnknownEpisodeError,
+)
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+HELD = (EpisodeState.RUNNING, EpisodeState.FINISHED, EpisodeState.CONSUMED)
+PICK = st.integers(0, 1000)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Every event on every kind of episode, legal or not, a resume now and then."""
+
+    @initialize(concurrent=st.integers(1, 6), batch=st.integers(1, 4), eta=st.integers(0, 2))
+    def begin(self, concurrent: int, batch: int, eta: int) -> None:
+        self.config = StalenessConfig(
+            max_concurrent=concurrent, consumer_batch_size=batch, max_off_policyness=eta
+        )
+        self.manager = StalenessManager(self.config)
+        self.states: dict[str, EpisodeState] = {}
+        self.group_of: dict[str, str] = {}
+        self.oldest: dict[str, int] = {}
+        self.open_groups: dict[str, int] = {}
+        self.batches: dict[int, list[str]] = {}
+        self.settled: set[str] = set()
+        self.num_names = 0
+
+    # -- helpers
+
+    def name(self, prefix: str) -> str:
+        self.num_names += 1
+        return f"{prefix}{self.num_names}"
+
+    def pick(self, index: int, *wanted: EpisodeState) -> str | None:
+        ids = [key for key, state in self.states.items() if state in wanted]
+        return ids[index % len(ids)] if ids else None
+
+    def in_use(self, group: str) -> int:
+        return sum(
+            self.group_of.get(key) == group and state in HELD and key not in self.settled
+            for key, state in self.states.items()
+        )
+
+    def count(self, state: EpisodeState) -> int:
+        return sum(value is state and key not in self.settled for key, value in self.states.items())
+
+    def budget_in_use(self) -> int:
+        idle = sum(units - self.in_use(group) for group, units in self.open_groups.items())
+        return sum(map(self.count, HELD)) + idle
+
+    def room(self) -> int:
+        return min(
+            self.config.max_concurrent - self.count(EpisodeState.RUNNING),
+            self.config.budget - self.budget_in_use(),
+        )
+
+    def tell(self, event: str, key: str) -> None:
+        if event == "finish":
+            self.manager.finish(key)
+        elif event == "expire":
+            self.manager.expire(key)
+        elif event == "reject":
+            self.manager.reject(key, "test")
+        else:
+            self.manager.fault(key, "test")
+
+    # -- rules
+
+    @rule()
+    def admit(self) -> None:
+        key, room = self.name("e"), self.room()
+        assert self.manager.try_admit(key) == (room > 0)
+        if room > 0:
+            self.states[key] = EpisodeState.RUNNING
+            self.oldest[key] = self.manager.version
+
+    @rule(units=st.integers(1, 3))
+    def reserve(self, units: int) -> None:
+        key = self.name("g")
+        if units > self.config.budget:
+            return
+        fits = (
+            self.count(EpisodeState.RUNNING) < self.config.max_concurrent
+            and self.config.budget - self.budget_in_use() >= units
+        )
+        assert self.manager.try_reserve(key, units) == fits
+        if fits:
+            self.open_groups[key] = units
+
+    @rule(index=PICK)
+    def enqueue(self, index: int) -> None:
+        key, groups = self.name("e"), [None, *self.open_groups]
+        group = groups[index % len(groups)]
+        self.manager.enqueue(key, group_id=group)
+        self.states[key] = EpisodeState.ENQUEUED
+        if group is not None:
+            self.group_of[key] = group
+
+    @rule(index=PICK)
+    def start(self, index: int) -> None:
+        key = self.pick(index, EpisodeState.ENQUEUED)
+        if key is None:
+            return
+        group = self.group_of.get(key)
+        if group is None:
+            is_allowed = self.room() > 0
+        elif self.count(EpisodeState.RUNNING) >= self.config.max_concurrent:
+            is_allowed = False
+        elif group not in self.open_groups:
+            with pytest.raises(IllegalTransitionError):
+                self.manager.try_start(key)
+            return
+        elif self.in_use(group) >= self.open_groups[group]:
+            with pytest.raises(CapacityExceededError):
+                self.manager.try_start(key)
+            return
+        else:
+            is_allowed = True
+        assert self.manager.try_start(key) == is_allowed
+        if is_allowed:
+            self.states[key] = EpisodeState.RUNNING
+            self.oldest[key] = self.manager.version
+
+    @rule(index=PICK)
+    def finish(self, index: int) -> None:
+        key = self.pick(index, EpisodeState.RUNNING)
+        if key is not None:
+            self.manager.finish(key, oldest_version=self.oldest[key])
+            self.states[key] = EpisodeState.FINISHED
+
+    @rule(index=PICK, event=st.sampled_from(["reject", "fault", "expire"]))
+    def end(self, index: int, event: str) -> None:
+        row = TRANSITIONS[EpisodeEvent(event)]
+        key = self.pick(index, *row)
+        if key is None:
+            return
+        self.tell(event, key)
+        self.states[key] = row[self.states[key]]
+
+    @rule(index=PICK, event=st.sampled_from(["finish", "reject", "fault", "expire"]))
+    def illegal(self, index: int, event: str) -> None:
+        row = TRANSITIONS[EpisodeEvent(event)]
+        key = self.pick(index, *(set(EpisodeState) - set(row)))
+        if key is None:
+            return
+        before = self.manager.statistics()
+        with pytest.raises((IllegalTransitionError, UnknownEpisodeError)):
+            self.tell(event, key)
+        assert self.manager.statistics() == before
+
+    @precondition(lambda self: self.open_groups)
+    @rule(index=PICK)
+    def close(self, index: int) -> None:
+        key = list(self.open_groups)[index % len(self.open_groups)]
+        self.manager.close_group(key)
+        del self.open_groups[key]
+
+    @rule(limit=st.integers(1, 6))
+    def consume(self, limit: int) -> None:
+        ready = [
+            key
+            for key, state in self.states.items()
+            if state is EpisodeState.FINISHED and self.group_of.get(key) not in self.open_groups
+        ]
+        for key in [key for key in ready if not self.manager.is_fresh(self.oldest[key])]:
+            self.manager.expire(key)
+            self.states[key] = EpisodeState.EXPIRED
+            ready.remove(key)
+        room = self.manager.capacity()
+        batch = self.manager.consume(ready[:limit])
+        assert self.manager.capacity() == room
+        self.batches[batch] = ready[:limit]
+        for key in ready[:limit]:
+            self.states[key] = EpisodeState.CONSUMED
+
+    @rule(is_publish=st.booleans(), index=PICK)
+    def settle(self, is_publish: bool, index: int) -> None:
+        if is_publish:
+            self.manager.publish(self.manager.version + 1)
+            chosen = list(self.batches)
+        elif self.batches:
+            chosen = [list(self.batches)[index % len(self.batches)]]
+            self.manager.settle(chosen)
+        else:
+            return
+        for batch in chosen:
+            self.settled.update(self.batches.pop(batch))
+
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        saved = [
+            key
+            for key, state in self.states.items()
+            if state in (EpisodeState.FINISHED, EpisodeState.CONSUMED) and key not in self.settled
+        ]
+        persisted = data.draw(st.lists(st.sampled_from(saved), unique=True)) if saved else []
+        snapshot = self.manager.snapshot()
+        self.manager, lost = StalenessManager.restore(self.config, snapshot, persisted=persisted)
+        alive = [key for key, state in self.states.items() if self.is_live(key, state)]
+        assert list(lost) == [key for key in alive if key not in persisted]
+        self.states = dict.fromkeys(
+            (key for key in alive if key in persisted), EpisodeState.FINISHED
+        )
+        self.open_groups, self.batches, self.group_of, self.settled = {}, {}, {}, set()
+
+    def is_live(self, key: str, state: EpisodeState) -> bool:
+        if state is EpisodeState.CONSUMED:
+            return key not in self.settled
+        return state not in TERMINAL_STATES
+
+    # -- what always holds
+
+    @invariant()
+    def counts_agree_and_bounds_hold(self) -> None:
+        seen = self.manager.statistics()
+        assert seen.num_enqueued == self.count(EpisodeState.ENQUEUED)
+        assert seen.num_running == self.count(EpisodeState.RUNNING)
+        assert seen.num_queued == self.count(EpisodeState.FINISHED)
+        assert seen.num_training == self.count(EpisodeState.CONSUMED)
+        assert seen.num_running <= self.config.max_concurrent
+        assert self.budget_in_use() <= self.config.budget
+        assert seen.capacity.value == max(0, self.room()) <= self.config.budget
+        parts = Counter(
+            enqueued=seen.num_enqueued,
+            running=seen.num_running,
+            accepted=seen.num_accepted,
+            rejected=seen.num_rejected,
+            faulted=seen.num_faulted,
+            expired=seen.num_expired,
+        )
+        assert min(parts.values()) >= 0
+        assert parts.total() == seen.num_submitted
+        assert max(seen.off_policyness, default=0) <= self.config.max_off_policyness
+
+    @invariant()
+    def nothing_starves(self) -> None:
+        """With nothing running or reserved, no capacity means that the batch can fill."""
+        seen = self.manager.statistics()
+        if seen.num_running == 0 and not self.open_groups and seen.capacity.value == 0:
+            assert seen.num_queued + seen.num_training >= self.config.consumer_batch_size
+
+    def teardown(self) -> None:
+        """Capacity always comes back."""
+        if not hasattr(self, "manager"):
+            return
+        for group in self.open_groups:
+            self.manager.close_group(group)
+        for key, state in self.states.items():
+            if state not in TERMINAL_STATES:
+                self.manager.reject(key, "the end")
+        self.manager.settle()
+        seen = self.manager.statistics()
+        assert seen.capacity.bounds == {
+            "concurrency": self.config.max_concurrent,
+            "staleness": self.config.budget,
+        }
+        assert self.manager.snapshot().episodes == ()
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
