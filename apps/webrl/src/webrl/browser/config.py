@@ -61,6 +61,10 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time of each kind of call."""
     wait_s: float = 0.3
     """What the action `wait()` waits, in seconds."""
+    share_first_screenshot: bool = False
+    """Whether episodes of one seed share their first screenshot: it is taken by the first of
+    them and shows what each of their pages shows. Halves the cost of one-step episodes that come
+    in groups; only for tasks whose seed fixes the pixels."""
     pages_per_session: int = 3
     """Pages of different tasks that a session keeps open for tasks that restart in place."""
     collect_garbage_every: int = 50

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -32,6 +32,8 @@ class _Message(msgspec.Struct):
     id: int | None = None
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
+    method: str | None = None
+    params: dict[str, Any] | None = None
 
 
 class DevTools:
@@ -44,6 +46,7 @@ class DevTools:
         self._http = http
         self._socket = socket
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._listeners: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._last_id = 0
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(_Message)
@@ -71,6 +74,10 @@ class DevTools:
         """Return whether calls can still be made."""
         return not self._socket.closed
 
+    def listen(self, event: str, listener: Callable[[dict[str, Any]], None]) -> None:
+        """Call `listener` with the parameters of each `event`, in the order of arrival."""
+        self._listeners[event] = listener
+
     async def read(self) -> None:
         """Deliver answers until the socket closes. Consumes the socket, unblocks every caller."""
         try:
@@ -90,6 +97,8 @@ class DevTools:
 
     def _deliver(self, data: str | bytes) -> None:
         message = self._decoder.decode(data)
+        if message.method is not None and message.method in self._listeners:
+            self._listeners[message.method](message.params or {})
         future = self._pending.pop(message.id, None) if message.id is not None else None
         if future is None or future.done():
             return

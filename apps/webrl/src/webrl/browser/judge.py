@@ -47,12 +47,19 @@ async def read_goal(page: LivePage, task: Task, seed: int) -> str:
     return task.goal if task.goal is not None else _checked(found, _Start, "start").goal
 
 
-async def read_state(page: LivePage, task: Task) -> State:
-    """Return what `page` says about its episode.
+async def read_state(page: LivePage, active: LivePage, task: Task) -> State:
+    """Return what is known about the episode.
+
+    Args:
+        page: Where the episode started; its state script runs there.
+        active: The newest page; its address is compared with the one that ends the episode.
+        task: What is to be done.
 
     Raises:
         BrowserFault: the page does not answer in the agreed form.
     """
+    if task.final_url is not None and re.fullmatch(task.final_url, active.page.url):
+        return State(done=True, reward=1.0, reason="final address")
     if task.state_script is None:
         return State()
     return _checked(await page.evaluate(task.state_script), State, "state")

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from playwright.async_api import Browser, Playwright, async_playwright
@@ -37,10 +39,11 @@ _LOGGER = logging.getLogger(__name__)
 SWITCHES = (
     "--remote-debugging-port=0",
     "--disable-lcd-text",
-    "--force-device-scale-factor=1",
-    "--disable-features=PaintHolding",
+    "--disable-quic",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
 )
-"""Beyond Playwright's own: a DevTools port on loopback, and grey instead of coloured text edges."""
+"""Beyond Playwright's own: a DevTools port on loopback, grey instead of coloured text edges, and
+no way around the guard by UDP."""
 
 _PORT_FILE = "DevToolsActivePort"
 
@@ -102,6 +105,9 @@ class LiveBrowser:
         self.num_open_contexts = 0
         self.is_retired = False
         self._calls = calls
+        self._contexts_of_pages: dict[str, str] = {}
+        devtools.listen("Target.targetCreated", self._on_created)
+        devtools.listen("Target.targetDestroyed", self._on_destroyed)
 
     @classmethod
     async def launch(
@@ -115,27 +121,39 @@ class LiveBrowser:
         """
         path = config.executable_path or str(find_chromium())
         known = _port_files(driver.folder)
-        browser = await calls.run(
-            driver.playwright.chromium.launch(
-                executable_path=path,
-                args=[*SWITCHES, *config.extra_args],
-                env=browser_environment(driver.folder),
-            ),
-            config.deadlines.launch_s,
-            f"launch of {path}",
-            dispose=lambda late: late.close(),
-        )
+        try:
+            browser = await calls.run(
+                driver.playwright.chromium.launch(
+                    executable_path=path,
+                    args=[*SWITCHES, *config.extra_args],
+                    env=browser_environment(driver.folder),
+                ),
+                config.deadlines.launch_s,
+                f"launch of {path}",
+                dispose=lambda late: late.close(),
+            )
+        except BrowserFault as fault:
+            if fault.kind in ("timeout", "driver_lost"):
+                raise
+            raise BrowserFault("browser_lost", fault.detail) from fault
         try:
             address = await _devtools_address(driver.folder, known)
             devtools = await DevTools.connect(address)
             tasks.create_task(devtools.read())
             pid = await _process_id(devtools, config.deadlines.evaluate_s)
+            live = cls(driver, browser, devtools, pid, calls)
+            await devtools.call(
+                None,
+                "Target.setDiscoverTargets",
+                {"discover": True, "filter": [{"type": "page"}]},
+                deadline_s=config.deadlines.evaluate_s,
+            )
         except BaseException:
             await quietly(
                 calls.run(browser.close(), config.deadlines.close_s, "browser close"), "launch"
             )
             raise
-        return cls(driver, browser, devtools, pid, calls)
+        return live
 
     @property
     def is_alive(self) -> bool:
@@ -146,6 +164,11 @@ class LiveBrowser:
     def is_usable(self) -> bool:
         """Return whether new contexts shall be made in it."""
         return self.is_alive and not self.is_retired and not self.driver.is_suspect
+
+    def unknown_pages(self, target: str, known: Set[str]) -> set[str]:
+        """Return the pages of `target`'s context that are not in `known`, by target."""
+        context = self._contexts_of_pages.get(target)
+        return {t for t, c in self._contexts_of_pages.items() if c == context} - known
 
     async def answers(self, deadline_s: float) -> bool:
         """Return whether the browser process answers within the deadline."""
@@ -164,6 +187,13 @@ class LiveBrowser:
         await self.devtools.aclose()
         if psutil.pid_exists(self.pid):
             kill_tree(self.pid)
+
+    def _on_created(self, event: dict[str, Any]) -> None:
+        info = event["targetInfo"]
+        self._contexts_of_pages[info["targetId"]] = info.get("browserContextId", "")
+
+    def _on_destroyed(self, event: dict[str, Any]) -> None:
+        self._contexts_of_pages.pop(event["targetId"], None)
 
     def kill(self) -> None:
         """End the browser now; every call on it then fails with `browser_lost`."""

@@ -40,6 +40,7 @@ class LivePage:
     def __init__(
         self,
         page: Page,
+        target_id: str,
         session: str,
         browser: LiveBrowser,
         calls: Calls,
@@ -48,7 +49,9 @@ class LivePage:
     ) -> None:
         """Wrap an attached page; use `open` or `adopt`."""
         self.page = page
+        self.target_id = target_id
         self.viewport = Viewport()
+        self.stays_on: str | None = None
         self.loaded_url: str | None = None
         self.num_episodes = 0
         self._session = session
@@ -105,13 +108,14 @@ class LivePage:
         session = await calls.run(page.context.new_cdp_session(page), deadline_s, "attach")
         info = await calls.run(session.send("Target.getTargetInfo"), deadline_s, "target")
         await calls.run(session.detach(), deadline_s, "detach")
+        target_id = info["targetInfo"]["targetId"]
         attached = await browser.devtools.call(
             None,
             "Target.attachToTarget",
-            {"targetId": info["targetInfo"]["targetId"], "flatten": True},
+            {"targetId": target_id, "flatten": True},
             deadline_s=deadline_s,
         )
-        return cls(page, attached["sessionId"], browser, calls, tasks, config)
+        return cls(page, target_id, attached["sessionId"], browser, calls, tasks, config)
 
     @property
     def is_usable(self) -> bool:
@@ -180,8 +184,8 @@ class LivePage:
         )
         return base64.b64decode(answers[0]["data"])
 
-    async def goto(self, url: str, *, wait_until_load: bool = False) -> None:
-        """Open `url` and wait for its document (or, for pages of ours, all of it).
+    async def goto(self, url: str, *, wait_until_load: bool = False) -> int | None:
+        """Open `url`, wait for its document (or all of it), and return the site's HTTP status.
 
         Raises:
             BrowserFault: the page can not be opened.
@@ -189,16 +193,20 @@ class LivePage:
         deadline_s = self._config.deadlines.navigate_s
         self._check()
         self.loaded_url = None
-        await self._calls.run(
+        what = f"opening {url[:_SHOWN_LENGTH]}"
+        response = await self._calls.run(
             self.page.goto(
                 url,
                 wait_until="load" if wait_until_load else "domcontentloaded",
                 timeout=deadline_s * 1000,
             ),
             deadline_s + 1.0,
-            f"opening {url[:_SHOWN_LENGTH]}",
+            what,
         )
+        if self.page.url == "about:blank" != url:
+            raise BrowserFault("navigation_error", f"{what}: the page stayed blank")
         self.loaded_url = url
+        return None if response is None else response.status
 
     async def resize(self, viewport: Viewport) -> None:
         """Give the page another viewport."""
@@ -274,6 +282,8 @@ class LivePage:
     def _on_download(self, download: Download) -> None:
         self.note("download", f"refused {download.suggested_filename!r}")
         self._tasks.create_task(self._finish(download.cancel(), "download"))
+        if download.page.url == "about:blank" and self.loaded_url is None:
+            self._tasks.create_task(self.aclose())  # a tab that was opened for the file alone
 
     def _on_file_chooser(self, _: FileChooser) -> None:
         self.note("file_chooser", "a file chooser opened; there are no files to choose")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from webrl.browser.context import LiveContext
 from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.page import LivePage
+from webrl.browser.walls import check_arrival
 from webrl.tasks import Task
 
 if TYPE_CHECKING:
@@ -49,11 +50,27 @@ class PageShelf:
         await self._leave_others(browser)
         await self._close_fresh()
         if task.reset == "new_context":
-            self._fresh = await self._pool.context(browser, task.viewport)
+            self._fresh = await self._pool.context(browser, task)
             page = await self._fresh.open_page()
-            await page.goto(self._pool.address(task), wait_until_load=_is_ours(task))
+            await self._load(page, task)
             return page
         return await self._kept_page(browser, task)
+
+    def context_of(self, task: Task) -> LiveContext:
+        """Return the context in which the episode of `task` runs."""
+        context = self._fresh if task.reset == "new_context" else self._kept
+        assert context is not None  # made by `page_for`
+        return context
+
+    async def _load(self, page: LivePage, task: Task) -> None:
+        """Open the task's page.
+
+        Raises:
+            BrowserFault: the site is down, or shows a wall.
+        """
+        page.stays_on = self._pool.address(task)[: -len(task.url)] if task.is_local else None
+        status = await page.goto(self._pool.address(task), wait_until_load=task.is_local)
+        await check_arrival(page, status)
 
     async def drop_page(self, task: Task) -> None:
         """Close the page of `task`, so that the next one is new."""
@@ -83,7 +100,7 @@ class PageShelf:
 
     async def _kept_page(self, browser: LiveBrowser, task: Task) -> LivePage:
         if self._kept is None:
-            self._kept = await self._pool.context(browser, task.viewport)
+            self._kept = await self._pool.context(browser, task)
         self._kept.num_episodes += 1
         page = self._pages.pop(task.url, None)
         if page is not None and not page.is_usable:
@@ -94,7 +111,7 @@ class PageShelf:
         self._pages[task.url] = page
         address = self._pool.address(task)
         if task.reset == "reload" or page.loaded_url != address:
-            await page.goto(address, wait_until_load=_is_ours(task))
+            await self._load(page, task)
         elif page.num_episodes % self._pool.config.collect_garbage_every == 0:
             await page.collect_garbage()
         page.num_episodes += 1
@@ -107,8 +124,3 @@ class PageShelf:
         page = await context.open_page()
         await page.resize(task.viewport)
         return page
-
-
-def _is_ours(task: Task) -> bool:
-    """Return whether the page comes from the task server, which always finishes loading."""
-    return task.url.startswith("/")

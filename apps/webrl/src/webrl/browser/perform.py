@@ -26,6 +26,7 @@ from webrl.actions import (
     Wait,
     to_pixels,
 )
+from webrl.browser.addresses import refusal
 from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import Parameters
@@ -56,7 +57,9 @@ class Performer:
         Raises:
             BrowserFault: the page or its browser failed.
         """
-        if isinstance(action, Wait):
+        if isinstance(action, Navigate) and (reason := self._refusal(page, action.url)):
+            page.note("refused", reason)
+        elif isinstance(action, Wait):
             await self._sleep(self._config.wait_s)
         elif isinstance(action, TypeText | Press):
             await self._keyboard(page, action)
@@ -64,6 +67,12 @@ class Performer:
             await self._history(page, action)
         else:
             await page.send(_pointer_calls(page, action), self._config.deadlines.input_s)
+
+    def _refusal(self, page: LivePage, url: str) -> str | None:
+        """Return why `url` may not be opened from `page`."""
+        if page.stays_on is not None and not url.startswith(page.stays_on):
+            return f"this task stays on {page.stays_on}"
+        return refusal(url)
 
     async def _keyboard(self, page: LivePage, action: TypeText | Press) -> None:
         keyboard = page.page.keyboard

@@ -27,18 +27,26 @@ from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
 from webrl.browser.errors import BrowserFault
+from webrl.browser.frames import FirstFrames
+from webrl.browser.guard import GuardProxy
 from webrl.browser.ladder import Rung
 from webrl.browser.live_browser import Driver, LiveBrowser
 from webrl.browser.perform import Performer
-from webrl.browser.processes import sweep_leftovers
+from webrl.browser.processes import proportional_bytes, sweep_leftovers
 from webrl.browser.session import BrowserSession
 from webrl.errors import BrowserError
-from webrl.tasks import Task, TaskServer, Viewport
+from webrl.tasks import Task, TaskServer
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from playwright.async_api import ProxySettings
+
 _LOGGER = logging.getLogger(__name__)
+_NUM_SHARED_FRAMES = 256
+"""First screenshots kept for sharing: more groups than are ever under way at one moment."""
+_MEMORY_CHECK_EVERY = 500
+"""Episodes between two readings of the browser's memory, which take some 50 ms."""
 
 
 class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +74,7 @@ class BrowserPool:
         config: BrowserConfig | None = None,
         *,
         server: TaskServer | None = None,
+        guard: GuardProxy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare a pool; nothing starts before it is entered.
@@ -73,16 +82,22 @@ class BrowserPool:
         Args:
             config: How browsers are run.
             server: A running server of the task pages; the pool runs its own when `None`.
+            guard: What stands between pages and the network; the usual one when `None`.
             clock: Seconds, for the restart budget.
         """
         self.config = BrowserConfig() if config is None else config
         self._server = server
         self._clock = clock
+        self._guard = GuardProxy() if guard is None else guard
+        self.frames = (
+            FirstFrames(_NUM_SHARED_FRAMES) if self.config.share_first_screenshot else None
+        )
         self._stack = AsyncExitStack()
         self._free = list(range(self.config.num_slots))
         self._changed = asyncio.Condition()
         self._starting = asyncio.Lock()
         self._driver: Driver | None = None
+        self._drivers: list[Driver] = []
         self._browser: LiveBrowser | None = None
         self._retired: list[LiveBrowser] = []
         self._restarts: deque[float] = deque()
@@ -99,6 +114,7 @@ class BrowserPool:
             self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
             self._calls = Calls(self._tasks)
             self.performer = Performer(self._calls, self.config)
+            await self._stack.enter_async_context(self._guard)
             if self._server is None:
                 self._server = await self._stack.enter_async_context(TaskServer())
         except BaseException:
@@ -113,13 +129,12 @@ class BrowserPool:
         traceback: TracebackType | None,
     ) -> None:
         """End browser and driver, and remove their folders."""
-        driver = self._driver
         try:
             await self._close_browsers()
-            if driver is not None:
+            for driver in self._drivers:
                 await driver.aclose(self.config.deadlines.close_s)
         finally:
-            if driver is not None:
+            for driver in self._drivers:
                 driver.destroy()
             self._calls.cancel_all()
             await self._stack.aclose()  # without the error: a task group would wrap it
@@ -167,19 +182,28 @@ class BrowserPool:
                 browser = await self._renew()
         self._num_episodes += 1
         browser.driver.num_episodes += 1
+        self._recycle_when_due(browser)
         return browser
 
-    async def context(self, browser: LiveBrowser, viewport: Viewport) -> LiveContext:
-        """Return a new context in `browser`.
+    async def context(self, browser: LiveBrowser, task: Task) -> LiveContext:
+        """Return a new context in `browser` for episodes of `task`.
 
         Raises:
             BrowserFault: it could not be made.
         """
-        context = await LiveContext.create(browser, self._calls, self._tasks, self.config, viewport)
+        context = await LiveContext.create(
+            browser, self._calls, self._tasks, self.config, task, self._proxy(task)
+        )
         self._num_contexts += 1
-        if browser.num_contexts >= self.config.recycle_browser_every:
-            browser.is_retired = True
         return context
+
+    def _proxy(self, task: Task) -> ProxySettings | None:
+        """Return the guard, which the task server's address alone bypasses."""
+        if task.allow_private:
+            return None
+        assert self._server is not None  # set on entry
+        own = self._server.base_url.removeprefix("http://")
+        return {"server": self._guard.url, "bypass": f"<-loopback>,{own}"}
 
     async def replace(self, rung: Rung, browser: LiveBrowser | None) -> bool:
         """Replace browser or driver when it is at fault; return whether it is worth a try.
@@ -195,6 +219,19 @@ class BrowserPool:
         if rung is Rung.DRIVER:
             browser.driver.is_suspect = True
         return True
+
+    def _recycle_when_due(self, browser: LiveBrowser) -> None:
+        """Retire what is old or large; each session moves on with its next reset."""
+        config = self.config
+        if browser.num_contexts >= config.recycle_browser_every:
+            browser.is_retired = True
+        if browser.driver.num_episodes >= config.recycle_driver_every:
+            browser.driver.is_suspect = True
+        if self._num_episodes % _MEMORY_CHECK_EVERY == 0:
+            used = proportional_bytes(browser.pid)
+            if used > config.max_browser_pss_bytes:
+                _LOGGER.info("browser %d holds %d MiB and is replaced", browser.pid, used >> 20)
+                browser.is_retired = True
 
     async def _renew(self) -> LiveBrowser:
         """Return the current browser, or a new one. Runs under the start lock."""
@@ -216,20 +253,26 @@ class BrowserPool:
 
     async def _living_driver(self) -> Driver:
         driver = self._driver
-        if driver is not None and driver.is_suspect and not self._retired:
-            self._driver = None
-            await driver.aclose(self.config.deadlines.close_s)
-        if self._driver is None:
+        if driver is None or driver.is_suspect:
             self._driver = await Driver.start(self._calls, self.config)
+            self._drivers.append(self._driver)
             self._num_drivers += 1
+            await self._close_retired()
+        assert self._driver is not None
         return self._driver
 
     async def _close_retired(self) -> None:
-        """Close browsers that nobody uses any more."""
+        """Close browsers that nobody uses any more, then drivers that have no browser."""
+        deadline_s = self.config.deadlines.close_s
         for browser in tuple(self._retired):
             if browser.num_open_contexts == 0 or not browser.is_alive:
                 self._retired.remove(browser)
-                await browser.aclose(self.config.deadlines.close_s)
+                await browser.aclose(deadline_s)
+        used = {browser.driver for browser in self._retired} | {self._driver}
+        for driver in tuple(self._drivers):
+            if driver not in used:
+                self._drivers.remove(driver)
+                await driver.aclose(deadline_s)
 
     async def _close_browsers(self) -> None:
         browsers = [*self._retired, *([self._browser] if self._browser else [])]

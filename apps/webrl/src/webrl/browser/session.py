@@ -18,14 +18,16 @@ from webrl.actions import Action, Answer, InvalidAction
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
 from webrl.browser.errors import BrowserFault
+from webrl.browser.frames import FirstFrames
 from webrl.browser.judge import judge_answer, read_goal, read_state
 from webrl.browser.ladder import Rung, next_rung
 from webrl.browser.live_browser import LiveBrowser
-from webrl.browser.outcome import EndReason, Observation, StepOutcome
+from webrl.browser.outcome import EndReason, Event, Observation, StepOutcome
 from webrl.browser.page import LivePage
 from webrl.browser.pages import PageShelf
 from webrl.browser.perform import Performer
-from webrl.tasks import Task, Viewport
+from webrl.browser.settle import settle
+from webrl.tasks import Task
 
 
 class Pool(Protocol):
@@ -45,8 +47,13 @@ class Pool(Protocol):
         """Return a living browser, started when there is none."""
         ...
 
-    async def context(self, browser: LiveBrowser, viewport: Viewport) -> LiveContext:
-        """Return a new context."""
+    async def context(self, browser: LiveBrowser, task: Task) -> LiveContext:
+        """Return a new context for episodes of `task`."""
+        ...
+
+    @property
+    def frames(self) -> FirstFrames | None:
+        """Return the shared first screenshots, when they are shared."""
         ...
 
     async def replace(self, rung: Rung, browser: LiveBrowser | None) -> bool:
@@ -65,8 +72,10 @@ class Pool(Protocol):
 class _Episode(msgspec.Struct, kw_only=True):
     task: Task
     page: LivePage
+    active: LivePage
     last: Observation
     num_steps: int = 0
+    events: tuple[Event, ...] = ()
 
 
 class BrowserSession:
@@ -174,38 +183,58 @@ class BrowserSession:
         page = await self._shelf.page_for(task)
         goal = await read_goal(page, task, seed)
         observation = Observation(
-            screenshot=await page.screenshot(),
+            screenshot=await self._first_screenshot(page, task, seed),
             width=task.viewport.width,
             height=task.viewport.height,
             goal=goal,
             url=page.page.url,
             events=page.take_events(),
         )
-        self._episode = _Episode(task=task, page=page, last=observation)
+        self._episode = _Episode(task=task, page=page, active=page, last=observation)
         return observation
 
+    async def _first_screenshot(self, page: LivePage, task: Task, seed: int) -> bytes:
+        frames = self._pool.frames
+        if frames is None or not task.is_steady:
+            return await page.screenshot()
+        browser = self._shelf.context_of(task).browser
+        return await frames.get((browser.pid, task.url, task.viewport, seed), page.screenshot)
+
     async def _step(self, episode: _Episode, action: Action | InvalidAction) -> StepOutcome:
-        page, task = episode.page, episode.task
+        task = episode.task
         is_last = episode.num_steps >= task.max_steps
         if isinstance(action, Answer):
             return self._end(episode, judge_answer(task, action.text), "answer")
         if isinstance(action, InvalidAction):
-            page.note("invalid_action", action.reason)
+            episode.active.note("invalid_action", action.reason)
             if not is_last:
                 return self._continue(episode, episode.last.screenshot)
         else:
-            await self._pool.performer.perform(page, action)
-        state = await read_state(page, task)
+            await self._act(episode, action)
+        state = await read_state(episode.page, episode.active, task)
         if state.done:
             return self._end(episode, state.reward, "task")
         if is_last:
             return self._end(episode, state.reward, "max_steps")
-        return self._continue(episode, await page.screenshot())
+        return self._continue(episode, await episode.active.screenshot())
+
+    async def _act(self, episode: _Episode, action: Action) -> None:
+        """Perform `action`, let the page settle, and find out which page is active now."""
+        context, task = self._shelf.context_of(episode.task), episode.task
+        await self._pool.performer.perform(episode.active, action)
+        if task.reset != "new_context":
+            return
+        await settle(episode.active, task.settle_s)
+        active = await context.active_page(episode.page)
+        if active is not episode.active:
+            await settle(active, task.settle_s)
+            episode.events += episode.active.take_events()
+            episode.active = active
 
     def _continue(self, episode: _Episode, screenshot: bytes) -> StepOutcome:
-        events = episode.page.take_events()
+        events = self._take_events(episode)
         episode.last = msgspec.structs.replace(
-            episode.last, screenshot=screenshot, url=episode.page.page.url, events=events
+            episode.last, screenshot=screenshot, url=episode.active.page.url, events=events
         )
         return StepOutcome(observation=episode.last, is_done=False, events=events)
 
@@ -216,5 +245,12 @@ class BrowserSession:
             reward=1.0 if raw_reward >= episode.task.success_threshold else 0.0,
             raw_reward=raw_reward,
             end_reason=reason,
-            events=episode.page.take_events(),
+            events=self._take_events(episode),
         )
+
+    def _take_events(self, episode: _Episode) -> tuple[Event, ...]:
+        events = episode.events + episode.active.take_events()
+        if episode.active is not episode.page:
+            events += episode.page.take_events()
+        episode.events = ()
+        return events

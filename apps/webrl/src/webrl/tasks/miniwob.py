@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from webrl.errors import TaskError
-from webrl.tasks.miniwob_notes import MAX_STEPS, RELOAD, THRESHOLD, UNSUITED, VIEWPORTS
+from webrl.tasks.miniwob_notes import MAX_STEPS, RELOAD, THRESHOLD, UNSTEADY, UNSUITED, VIEWPORTS
 from webrl.tasks.task import Task, Viewport
 
 SUITE = "miniwob"
@@ -34,6 +34,7 @@ START_SCRIPT = (
     f"  style.textContent = {_STYLE!r};"
     "  document.head.appendChild(style);"
     " }"
+    " document.querySelectorAll('awrl-select-list').forEach(e => e.remove());"
     " if (document.activeElement) document.activeElement.blur();"
     " Math.seedrandom(SEED);"
     " core.EPISODE_MAX_TIME = 1e9;"
@@ -88,6 +89,7 @@ def miniwob_task(name: str) -> Task:
         success_threshold=THRESHOLD.get(name, 0.5),
         reset="reload" if name in RELOAD else "keep_page",
         viewport=Viewport(width, height),
+        is_steady=name not in UNSTEADY,
         start_script=START_SCRIPT,
         state_script=STATE_SCRIPT,
     )

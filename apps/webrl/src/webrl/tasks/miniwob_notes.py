@@ -14,6 +14,11 @@ RELOAD: frozenset[str] = frozenset({"simon-says"})
 """Pages that bind new handlers to lasting elements at each restart, so that an old episode's
 handler would judge the next one."""
 
+UNSTEADY: frozenset[str] = frozenset(
+    {"chase-circle", "click-pie", "email-inbox", "moving-items", "navigate-tree", "simon-says"}
+)
+"""Pages that move by themselves or depend on the time, so that a seed does not fix the pixels."""
+
 MAX_STEPS: Mapping[str, int] = {
     "click-test": 1,
     "click-test-2": 1,

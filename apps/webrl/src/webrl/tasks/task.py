@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -59,6 +60,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Regular expression that an `answer("...")` must match in full; `None` accepts no answer."""
     settle_s: float = 0.0
     """Longest wait for a page to finish loading after an action; 0 for pages that never load."""
+    final_url: str | None = None
+    """Regular expression of the address that ends the episode as a success; `None` for none."""
+    is_steady: bool = False
+    """Whether the same seed always gives the same first pixels."""
     allow_private: bool = False
     """Whether the page may reach addresses of private networks (the task server always may)."""
 
@@ -66,12 +71,18 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         """Check the ranges.
 
         Raises:
-            TaskError: a value is out of its range, or both reset and scripts contradict.
+            TaskError: a value is out of its range, values contradict, or nothing can judge.
         """
         if self.max_steps < 1:
             raise TaskError(
                 f"max_steps must be >= 1, got {self.max_steps}. An episode needs one action."
             )
+        if self.settle_s < 0:
+            raise TaskError(f"settle_s must be >= 0, got {self.settle_s}. Use 0 for no wait.")
+        self._check_scripts()
+        self._check_evaluator()
+
+    def _check_scripts(self) -> None:
         if self.reset == "keep_page" and self.start_script is None:
             raise TaskError(
                 f"start_script must be set when reset is 'keep_page', got None for {self.full_name}."
@@ -82,6 +93,26 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
                 f"goal must be set when start_script is None, got None for {self.full_name}."
                 " Say what the policy shall do."
             )
+
+    def _check_evaluator(self) -> None:
+        if self.answer is None and self.final_url is None and self.state_script is None:
+            raise TaskError(
+                f"an evaluator must be set, got none for {self.full_name}. "
+                "Give answer, final_url or state_script."
+            )
+        for name, pattern in (("answer", self.answer), ("final_url", self.final_url)):
+            try:
+                re.compile(pattern or "")
+            except re.error as error:
+                raise TaskError(
+                    f"{name} must be a regular expression, got {pattern!r}: {error}. "
+                    "Escape special characters with a backslash."
+                ) from error
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether the page comes from the task server."""
+        return self.url.startswith("/")
 
     @property
     def full_name(self) -> str:

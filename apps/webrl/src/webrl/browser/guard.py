@@ -1,0 +1,213 @@
+"""The only way from a page to the network: a proxy on loopback that refuses private addresses.
+
+Invariants:
+
+* every request of a page but those to the task server comes through here; the address that is
+  checked is the address that is connected to, so a name can not resolve to something else later;
+* an address is reached only when it is global: loopback, private networks, link-local addresses
+  (cloud metadata) and reserved ones are refused with 403;
+* nothing is read of an encrypted connection, nothing is kept of any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_LOGGER = logging.getLogger(__name__)
+_CHUNK = 1 << 16
+_MAX_HEAD = 1 << 16
+_REFUSED = (
+    b"HTTP/1.1 403 Forbidden\r\nContent-Length: 16\r\nConnection: close\r\n\r\naddress refused\n"
+)
+_UNREACHED = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_BAD = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Gives the addresses of a host name."""
+
+
+def is_public(address: str) -> bool:
+    """Return whether `address` (IPv4 or IPv6) may be reached by a page."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address):
+        embedded = parsed.ipv4_mapped or parsed.sixtofour
+        if embedded is not None:
+            return is_public(str(embedded))
+        if parsed in ipaddress.ip_network("64:ff9b::/96"):
+            return is_public(str(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)))
+    return parsed.is_global and not parsed.is_multicast
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Return the addresses of `host`, as the system resolves it."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+class GuardProxy:
+    """An HTTP proxy for one pool. Used as `async with GuardProxy() as proxy:`."""
+
+    def __init__(
+        self,
+        *,
+        resolver: Resolver = resolve,
+        allow: Callable[[str], bool] = is_public,
+        connect_s: float = 10.0,
+    ) -> None:
+        """Prepare the proxy; nothing listens yet.
+
+        Args:
+            resolver: Gives the addresses of a name.
+            allow: Whether an address may be reached.
+            connect_s: Longest time to reach one, in seconds.
+        """
+        self._resolver = resolver
+        self._allow = allow
+        self._connect_s = connect_s
+        self._server: asyncio.Server | None = None
+        self._num_refused = 0
+
+    @property
+    def url(self) -> str:
+        """Return the proxy's address, such as `http://127.0.0.1:41235`."""
+        if self._server is None:
+            raise RuntimeError("url must be read while the proxy runs. Enter it first.")
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    @property
+    def num_refused(self) -> int:
+        """Return how many requests were refused."""
+        return self._num_refused
+
+    async def __aenter__(self) -> GuardProxy:
+        """Start to listen on loopback."""
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, backlog=1024, limit=_MAX_HEAD
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop to listen and drop every connection."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._forward(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            _LOGGER.debug("proxied connection ended: %s", error)
+        finally:
+            writer.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        request = _parse(head)
+        if request is None:
+            writer.write(_BAD)
+            return
+        host, port, onward = request
+        addresses = await self._public_addresses(host, port)
+        if addresses is None:
+            self._num_refused += 1
+            _LOGGER.debug("refused %s:%d", host, port)
+            writer.write(_REFUSED)
+            return
+        upstream = await self._connect(addresses, port)
+        if upstream is None:
+            writer.write(_UNREACHED)
+            return
+        await _join(reader, writer, *upstream, first=onward)
+
+    async def _public_addresses(self, host: str, port: int) -> Sequence[str] | None:
+        """Return the addresses, `None` when one of them is refused; none when there are none."""
+        try:
+            async with asyncio.timeout(self._connect_s):
+                addresses = await self._resolver(host, port)
+        except (OSError, UnicodeError, TimeoutError):
+            return []
+        return addresses if all(map(self._allow, addresses)) else None
+
+    async def _connect(
+        self, addresses: Sequence[str], port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        for address in addresses:
+            try:
+                async with asyncio.timeout(self._connect_s):
+                    return await asyncio.open_connection(address, port)
+            except (OSError, TimeoutError) as error:
+                _LOGGER.debug("%s port %d: %s", address, port, error)
+        return None
+
+
+def _parse(head: bytes) -> tuple[str, int, bytes | None] | None:
+    """Return host, port and the bytes to send on; `None` bytes for a tunnel."""
+    line, _, rest = head.partition(b"\r\n")
+    try:
+        method, target, version = line.decode("latin-1").split(" ")
+        if method == "CONNECT":
+            host, _, port = target.rpartition(":")
+            return host.strip("[]"), int(port), None
+        parts = urlsplit(target)
+        host, port_number = parts.hostname, parts.port or 80
+    except ValueError:
+        return None
+    if parts.scheme != "http" or not host:
+        return None
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    kept = [
+        header
+        for header in rest.split(b"\r\n")
+        if header and not header.lower().startswith((b"proxy-", b"connection:"))
+    ]
+    onward = [f"{method} {path} {version}".encode("latin-1"), *kept, b"Connection: close"]
+    return host, port_number, b"\r\n".join(onward) + b"\r\n\r\n"
+
+
+async def _join(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    far_reader: asyncio.StreamReader,
+    far_writer: asyncio.StreamWriter,
+    *,
+    first: bytes | None,
+) -> None:
+    """Copy both ways until one side ends."""
+    try:
+        if first is None:
+            writer.write(_OPEN)
+        else:
+            far_writer.write(first)
+        async with asyncio.TaskGroup() as group:
+            there = group.create_task(_copy(reader, far_writer))
+            await _copy(far_reader, writer)
+            there.cancel()
+    finally:
+        far_writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while chunk := await reader.read(_CHUNK):
+            writer.write(chunk)
+            await writer.drain()
+    except OSError as error:
+        _LOGGER.debug("proxied connection ended: %s", error)
