@@ -2,15 +2,20 @@
 
 import inspect
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from awrl_ppo_loss import (
     ArgumentError,
     ArgumentTypeError,
+    LossOutput,
+    OptionError,
+    PolicyLossConfig,
     aggregate,
     decoupled_ppo_loss,
     group_normalized_advantages,
+    gspo_loss,
     kl_estimate,
     kl_loss,
     logprobs_from_logits,
@@ -211,3 +216,26 @@ def test_a_group_of_one_gets_advantage_zero() -> None:
     advantages, statistics = group_normalized_advantages([1.0], ["only"])
     assert advantages.tolist() == [0.0]
     assert statistics.num_single == 1
+
+
+def test_br_32_a_misspelt_or_foreign_option_of_the_configuration_is_named() -> None:
+    with pytest.raises(TypeError, match="dual_clp"):
+        PolicyLossConfig(dual_clp=3.0)  # type: ignore[call-arg]
+    with pytest.raises(OptionError, match="dual_clip must be None with objective 'cispo'"):
+        PolicyLossConfig(objective="cispo", dual_clip=3.0)
+
+
+@pytest.mark.parametrize("loss", [gspo_loss, decoupled_ppo_loss])
+def test_br_33_sequences_weigh_alike_whatever_their_length(loss: Callable[..., LossOutput]) -> None:
+    zeros = torch.zeros(2, 5)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0]], dtype=torch.bool)
+    advantages = torch.tensor([[1.0], [-1.0]]).expand(2, 5)
+    out = loss(zeros, zeros, zeros, advantages, mask, aggregation="sequence_mean")
+    assert out.loss.item() == pytest.approx(0.0, abs=1e-7)
+    assert out.denominator.item() == 2
+
+
+def test_br_33_one_advantage_per_sequence_is_not_broadcast_silently() -> None:
+    zeros = torch.zeros(2, 5)
+    with pytest.raises(ArgumentError, match=r"advantages must be of the mask's shape \[2, 5\]"):
+        gspo_loss(zeros, zeros, zeros, torch.tensor([[1.0], [-1.0]]), zeros == 0)

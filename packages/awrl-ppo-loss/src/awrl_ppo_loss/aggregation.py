@@ -35,6 +35,22 @@ Aggregation = Literal["token_mean", "sequence_mean", "step_constant", "sequence_
 _CONSTANT_AGGREGATIONS = ("step_constant", "sequence_constant")
 
 
+def require_aggregation(aggregation: str, constant: float | None) -> None:
+    """Refuse an unknown aggregation, and a constant that it does not use or lacks.
+
+    Raises:
+        OptionError: The aggregation is unknown, or `constant` is missing, superfluous or not > 0.
+    """
+    require_choice("aggregation", aggregation, get_args(Aggregation))
+    if aggregation in _CONSTANT_AGGREGATIONS:
+        require_number("constant", constant, above=0)
+    elif constant is not None:
+        raise OptionError(
+            f"constant must be None with aggregation {aggregation!r}, got {constant!r}. "
+            f"Only {' and '.join(_CONSTANT_AGGREGATIONS)} divide by it."
+        )
+
+
 def sequence_index(mask: Tensor, sequence_ids: Tensor | None) -> tuple[Tensor, int]:
     """Give every token the index of its sequence, and the number of sequences.
 
@@ -132,14 +148,7 @@ def prepare_reduction(
         ArgumentTypeError: The ids are not integers.
         OptionError: The aggregation is unknown or `constant` does not fit it.
     """
-    require_choice("aggregation", aggregation, get_args(Aggregation))
-    if aggregation in _CONSTANT_AGGREGATIONS:
-        require_number("constant", constant, above=0)
-    elif constant is not None:
-        raise OptionError(
-            f"constant must be None with aggregation {aggregation!r}, got {constant!r}. "
-            f"Only {' and '.join(_CONSTANT_AGGREGATIONS)} divide by it."
-        )
+    require_aggregation(aggregation, constant)
     total, divisor = _resolve(denominator, mask, aggregation, sequence_ids)
     if constant is not None:
         divisor = divisor * constant

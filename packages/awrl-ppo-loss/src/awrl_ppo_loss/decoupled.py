@@ -148,18 +148,14 @@ def decoupled_ppo_loss(
         sequence_ids=sequence_ids,
         constant=constant,
     )
-    ratios = token_ratios((batch.current_values, batch.proximal, batch.behavior), batch.selection)
-    weight = staleness_weight(
-        ratios.staleness, batch.selection, cap=behav_imp_weight_cap, action=behav_imp_weight_action
-    )
-    clipped = clipped_objective(
-        ratios.update,
-        batch.advantages * weight.value,
+    return weighted_clipped_loss(
+        batch,
+        cap=behav_imp_weight_cap,
+        action=behav_imp_weight_action,
         clip_low=clip_low,
         clip_high=clip_high,
         dual_clip=dual_clip,
     )
-    return loss_output(batch, ratios, clipped, weight)
 
 
 def ppo_loss(
@@ -225,11 +221,51 @@ def ppo_loss(
     return loss_output(batch, ratios, clipped, None)
 
 
-def loss_output(
-    batch: PolicyBatch, ratios: Ratios, clipped: ClippedObjective, weight: StalenessWeight | None
+def weighted_clipped_loss(
+    batch: PolicyBatch,
+    *,
+    floor: float | None = None,
+    cap: float | None,
+    action: WeightAction,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
 ) -> LossOutput:
-    """Return loss and metrics of a clipped objective that already holds its staleness weight."""
-    derivative = batch.reduction.weigh(clipped.derivative)
+    """Return the loss with two ratios, its staleness weight bounded to [floor, cap] by `action`."""
+    ratios = token_ratios((batch.current_values, batch.proximal, batch.behavior), batch.selection)
+    weight = staleness_weight(
+        ratios.staleness, batch.selection, floor=floor, cap=cap, action=action
+    )
+    clipped = clipped_objective(
+        ratios.update,
+        batch.advantages * weight.value,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+    return loss_output(batch, ratios, clipped, weight)
+
+
+def loss_output(
+    batch: PolicyBatch,
+    ratios: Ratios,
+    clipped: ClippedObjective,
+    weight: StalenessWeight | None,
+    *,
+    derivative: Tensor | None = None,
+) -> LossOutput:
+    """Return loss and metrics of a clipped objective that already holds its staleness weight.
+
+    Args:
+        batch: The checked arguments.
+        ratios: The ratios that were clipped and weighed.
+        clipped: The objective.
+        weight: The staleness weight; `None` for a coupled loss.
+        derivative: Of the weighted objectives' sum by the current log-probs; `None` where each
+            token's objective depends on its own log-prob alone.
+    """
+    if derivative is None:
+        derivative = batch.reduction.weigh(clipped.derivative)
     loss = surrogate_loss(batch, clipped.value, derivative, ratios.log_sums)
     metrics = policy_metrics(batch.selection, ratios, clipped.clip, weight)
     return LossOutput(loss, metrics, batch.reduction.denominator)

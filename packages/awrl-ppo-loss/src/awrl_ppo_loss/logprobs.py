@@ -3,26 +3,25 @@
 Invariants:
 * temperature divides the *logits* before the softmax, never the log-prob after it;
 * ids that the sampler never emits (`masked_token_ids`) have probability 0 here too;
-* arithmetic is float32 at least, whatever the logits' dtype;
-* a label of `IGNORED_LABEL` gives log-prob 0 without gradient; any other label outside the
-  vocabulary is refused.
+* arithmetic is float32 at least, whatever the logits' dtype, and no float32 copy of all logits
+  ever exists, neither forward nor backward;
+* a position whose label is `IGNORED_LABEL` is never looked at: log-prob and entropy 0, no gradient.
 
-Legend: `B` sequences, `T` tokens, `V` vocabulary. `labels[t]` is the token that `logits[t]`
-predicts: shift by one before the call.
+Legend: `B` sequences, `T` tokens, `V` vocabulary, `n` scored tokens. `labels[t]` is the token that
+`logits[t]` predicts: shift by one before the call.
 """
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from awrl_ppo_loss.arguments import require_integers, require_number
+from awrl_ppo_loss.arguments import require_number
 from awrl_ppo_loss.errors import ArgumentError, ArgumentTypeError
-from awrl_ppo_loss.selection import upcast
-
-IGNORED_LABEL = -100
-"""Label of a position without a token to score, as in `torch.nn.functional.cross_entropy`."""
+from awrl_ppo_loss.labels import excluded_ids, scored_tokens
+from awrl_ppo_loss.scoring import Scorer
 
 
 @overload
@@ -74,83 +73,94 @@ def logprobs_from_logits(
         OptionError: The temperature is not a finite number > 0.
     """
     require_number("temperature", temperature, above=0)
-    targets, is_scored = prepare_labels(labels, logits.shape[:-1], logits.shape[-1])
-    if not logits.is_floating_point():
-        raise ArgumentTypeError(
-            f"logits must be of a floating dtype, got {logits.dtype}. Check the order of arguments."
-        )
-    scaled = upcast(logits) / temperature
-    masked = prepare_masked_ids(masked_token_ids, logits.shape[-1], logits.device)
-    if masked is not None:
-        scaled = scaled.index_fill(-1, masked, float("-inf"))
-    log_probs = scaled.log_softmax(dim=-1)
-    chosen = log_probs.gather(-1, targets[..., None])[..., 0]
-    chosen = torch.where(is_scored, chosen, 0.0)
+    require_states("logits", logits)
+    tokens = scored_tokens(labels, logits.shape[:-1], logits.shape[-1])
+    excluded = excluded_ids(masked_token_ids, logits.shape[-1], logits.device)
+    rows = tokens.select(logits.reshape(-1, logits.shape[-1]))
+    logprobs, entropy = _ScoreLogits.apply(
+        rows, tokens.targets, excluded, float(temperature), with_entropy
+    )
     if not with_entropy:
-        return chosen
-    finite = log_probs if masked is None else log_probs.index_fill(-1, masked, 0.0)
-    return chosen, -(log_probs.exp() * finite).sum(dim=-1)
+        return tokens.spread(logprobs)
+    return tokens.spread(logprobs), tokens.spread(entropy)
 
 
-def prepare_labels(
-    labels: Tensor, shape: torch.Size, vocabulary_size: int
-) -> tuple[Tensor, Tensor]:
-    """Return labels safe to gather with, and where there is one to score.
+def require_states(name: str, states: object) -> None:
+    """Refuse what is not a floating tensor with a token and a feature dimension.
 
     Raises:
-        ArgumentError: The shape differs, or a label lies outside the vocabulary. Values are looked
-            at on a CPU only; elsewhere the gather's own assertion speaks.
-        ArgumentTypeError: The labels are not integers.
+        ArgumentError: The shape is neither `[B, T, *]` nor `[T, *]`.
+        ArgumentTypeError: It is not a floating tensor.
     """
-    require_integers("labels", labels)
-    if labels.shape != shape:
-        raise ArgumentError(
-            f"labels must be of shape {list(shape)}, the logits' without the vocabulary, got "
-            f"{list(labels.shape)}. Shift and slice both alike."
+    if not isinstance(states, Tensor) or not states.is_floating_point():
+        got = states.dtype if isinstance(states, Tensor) else type(states).__name__
+        raise ArgumentTypeError(
+            f"{name} must be a tensor of a floating dtype, got {got}. Check the order of arguments."
         )
-    is_scored = labels != IGNORED_LABEL
-    targets = torch.where(is_scored, labels, 0).long()
-    if labels.device.type == "cpu":
-        require_ids("labels", targets, vocabulary_size)
-    return targets, is_scored
-
-
-def prepare_masked_ids(
-    masked_token_ids: Sequence[int] | Tensor | None, vocabulary_size: int, device: torch.device
-) -> Tensor | None:
-    """Return the masked ids as int64 tensor on the device, or `None` if there are none.
-
-    Raises:
-        ArgumentError: An id lies outside the vocabulary, or every id is masked.
-        ArgumentTypeError: The ids are not integers.
-    """
-    if masked_token_ids is None:
-        return None
-    if isinstance(masked_token_ids, Tensor):
-        ids = require_integers("masked_token_ids", masked_token_ids).long().flatten()
-    else:
-        ids = torch.tensor(list(masked_token_ids), dtype=torch.int64)
-    if ids.numel() == 0:
-        return None
-    require_ids("masked_token_ids", ids, vocabulary_size)
-    ids = torch.unique(ids)
-    if ids.numel() == vocabulary_size:
+    if states.dim() not in (2, 3) or states.shape[-1] == 0:
         raise ArgumentError(
-            f"masked_token_ids must leave a token to sample, got all {vocabulary_size} ids. "
-            "Pass only the ids that the sampler never emits."
+            f"{name} must be of shape [B, T, *] or packed [T, *], got {list(states.shape)}. "
+            "Reshape it."
         )
-    return ids.to(device)
 
 
-def require_ids(name: str, ids: Tensor, vocabulary_size: int) -> None:
-    """Refuse ids outside `[0, vocabulary_size)`.
+def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
-    Raises:
-        ArgumentError: An id lies outside.
-    """
-    if ids.numel() and bool(((ids < 0) | (ids >= vocabulary_size)).any()):
-        wrong = ids[(ids < 0) | (ids >= vocabulary_size)][0].item()
-        raise ArgumentError(
-            f"{name} must be in [0, {vocabulary_size}), got {wrong}. Check the tokenizer against "
-            "the model's vocabulary size."
-        )
+
+class _ScoreLogits(torch.autograd.Function):
+    """Scores rows of logits `[n, V]` block by block; keeps only the logits themselves."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        excluded: Tensor | None,
+        temperature: float,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = arithmetic_dtype(logits.dtype)
+        logprobs, entropy = torch.empty(2, len(targets), dtype=dtype, device=logits.device)
+        scorer = Scorer(is_compiled=False)
+        for block in scorer.blocks(*logits.shape):
+            logprobs[block], entropy[block] = scorer.score(
+                _scaled(logits[block], excluded, temperature, dtype),
+                targets[block],
+                dtype,
+                with_entropy=with_entropy,
+            )
+        ctx.save_for_backward(logits, targets, excluded, logprobs, entropy)
+        ctx.temperature, ctx.with_entropy = temperature, with_entropy
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        logits, targets, excluded, logprobs, entropy = ctx.saved_tensors
+        grad_logprobs = grad_outputs[0] / ctx.temperature
+        grad_entropy = grad_outputs[1] / ctx.temperature if ctx.with_entropy else None
+        grad = torch.empty_like(logits)
+        scorer = Scorer(is_compiled=False)
+        for block in scorer.blocks(*logits.shape):
+            scorer.gradient(
+                _scaled(logits[block], excluded, ctx.temperature, logprobs.dtype),
+                targets[block],
+                (logprobs[block], entropy[block]),
+                (grad_logprobs[block], None if grad_entropy is None else grad_entropy[block]),
+                out=grad[block],
+            )
+        if excluded is not None:
+            grad.index_fill_(1, excluded, 0.0)
+        return grad, None, None, None, None
+
+
+def _scaled(
+    logits: Tensor, excluded: Tensor | None, temperature: float, dtype: torch.dtype
+) -> Tensor:
+    """Return logits after temperature, in their own dtype where nothing has to be computed."""
+    scaled = logits if temperature == 1.0 else logits.to(dtype) / temperature
+    return scaled if excluded is None else scaled.index_fill(1, excluded, float("-inf"))

@@ -47,22 +47,30 @@ class Ratios:
         return self.values[1]
 
 
-def token_ratios(logprobs: tuple[Tensor, ...], selection: Selection) -> Ratios:
-    """Return the ratio of each policy over the next one.
+def log_ratios(logprobs: tuple[Tensor, ...], selection: Selection) -> Tensor:
+    """Return the log-ratio of each policy over the next one, `[K, N]`, 0 at masked positions.
 
     Args:
         logprobs: `K + 1` tensors `[N]`.
         selection: Trainable positions.
     """
+    first = logprobs[0]
     dtype = torch.float64 if torch.float64 in {x.dtype for x in logprobs} else torch.float32
-    logs = torch.empty(
-        len(logprobs) - 1, logprobs[0].numel(), dtype=dtype, device=logprobs[0].device
-    )
+    logs = torch.empty(len(logprobs) - 1, first.numel(), dtype=dtype, device=first.device)
     for row, numerator, denominator in zip(logs, logprobs, logprobs[1:], strict=False):
         torch.sub(upcast(numerator), upcast(denominator), out=row)
-    logs = selection.keep(logs)
+    return selection.keep(logs)
+
+
+def bounded_ratios(logs: Tensor, selection: Selection) -> Ratios:
+    """Return the ratios of log-ratios `[K, N]`, which are overwritten."""
     log_sums = logs.sum(dim=1, dtype=torch.float64)
     return Ratios(selection.keep(logs.exp_().clamp_(max=MAX_RATIO)), log_sums)
+
+
+def token_ratios(logprobs: tuple[Tensor, ...], selection: Selection) -> Ratios:
+    """Return the ratio of each policy over the next one, per token."""
+    return bounded_ratios(log_ratios(logprobs, selection), selection)
 
 
 @dataclass(frozen=True, slots=True)
