@@ -123,7 +123,7 @@ def test_br_20_failures_in_a_row_are_bounded_and_the_last_error_is_told() -> Non
     sleeps = Sleeps()
     config = GenerationConfig(max_failures=3, first_backoff_s=0.5, max_backoff_s=1.0)
     generator = InterruptibleGenerator(client, config=config, sleep=sleeps)
-    with pytest.raises(ServerUnavailableError, match="4 attempts in a row, got none.*failure 3"):
+    with pytest.raises(ServerUnavailableError, match=r"4 attempts in a row, got none.*failure 3"):
         run(generator.generate(request()))
     assert len(client.attempts) == 4
     assert sleeps.waits == [0.5, 1.0, 1.0]

@@ -116,7 +116,7 @@ def test_http_errors_are_told_apart_by_whether_repeating_helps(
 def test_a_server_that_is_not_there_is_unavailable_and_named() -> None:
     async def scenario() -> None:
         async with SGLangClient("http://127.0.0.1:9") as client:
-            with pytest.raises(ServerUnavailableError, match="127.0.0.1:9/generate must be reach"):
+            with pytest.raises(ServerUnavailableError, match=r"127.0.0.1:9/generate must be reach"):
                 await client.generate(GenerateRequest(input_ids=(1,)))
             assert not await client.is_healthy()
 
@@ -131,9 +131,9 @@ def test_a_server_that_does_not_answer_ends_at_the_deadline() -> None:
     async def scenario() -> None:
         config = SGLangClientConfig(generate_deadline_s=0.05, control_deadline_s=0.05)
         async with served(answers, config) as (_, client):
-            with pytest.raises(ServerUnavailableError, match="must answer within 0.05 s"):
+            with pytest.raises(ServerUnavailableError, match=r"must answer within 0.05 s"):
                 await client.generate(GenerateRequest(input_ids=(1,)))
-            with pytest.raises(ServerUnavailableError, match="must answer within 0.05 s"):
+            with pytest.raises(ServerUnavailableError, match=r"must answer within 0.05 s"):
                 await client.pause_generation()
 
     asyncio.run(scenario())
@@ -157,7 +157,7 @@ def test_wait_until_healthy_gives_up_at_its_deadline() -> None:
 
     async def scenario() -> None:
         async with served(answers) as (_, client):
-            with pytest.raises(ServerUnavailableError, match="must answer /health within 0.05 s"):
+            with pytest.raises(ServerUnavailableError, match=r"must answer /health within 0.05 s"):
                 await client.wait_until_healthy(deadline_s=0.05)
 
     asyncio.run(scenario())
@@ -240,7 +240,7 @@ def test_br_53_flush_of_a_server_that_stays_busy_ends_with_a_clear_error() -> No
 
     async def scenario() -> None:
         async with served(answers) as (_, client):
-            with pytest.raises(ServerUnavailableError, match="must be idle within 0.05 s"):
+            with pytest.raises(ServerUnavailableError, match=r"must be idle within 0.05 s"):
                 await client.flush_cache(deadline_s=0.05)
 
     asyncio.run(scenario())

@@ -53,6 +53,9 @@ class WeightTable:
         self._tensors: dict[str, torch.Tensor] = {
             name: tensor.data for name, tensor in model.state_dict(keep_vars=True).items()
         }
+        # Torch lists a tied parameter once, under the name that checkpoints have for it.
+        own_names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+        self._second_names = frozenset(self._tensors) - own_names
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,10 +130,11 @@ class WeightTable:
                 self._tensors[name].copy_(tensor)
 
     def checksums(self) -> dict[str, str]:
-        """Return the checksum of every tensor, each tied group under its first name only."""
-        hidden = {name for group in self.aliases() for name in group[1:]}
+        """Return the checksum of every tensor; a tied one under its checkpoint name only."""
         return {
-            name: tensor_checksum(self._tensors[name]) for name in self.names if name not in hidden
+            name: tensor_checksum(self._tensors[name])
+            for name in self.names
+            if name not in self._second_names
         }
 
 

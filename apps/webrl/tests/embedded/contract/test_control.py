@@ -1,0 +1,225 @@
+"""Contract of control: abort, the pause modes, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from awrl_rollout import (
+    GenerateRequest,
+    GenerateResult,
+    InterruptibleGenerator,
+    ServerUnavailableError,
+    SGLangClient,
+    SGLangClientConfig,
+)
+from webrl.embedded.testing import as_base64, page_png, reference_logprobs
+
+LONG = 1500
+"""Tokens of an answer that no server ends before the test cuts it."""
+
+
+def long_request(processor, seed: int = 1, **changes: object) -> GenerateRequest:
+    fields: dict[str, object] = {
+        "input_ids": processor.build_prompt("click", [], 1),
+        "images": [as_base64(page_png(seed))],
+        "max_new_tokens": LONG,
+        "masked_token_ids": (*processor.masked_token_ids, processor.eos_token_id),
+        "episode_id": f"long-{seed}",
+    }
+    return GenerateRequest(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+
+
+@asynccontextmanager
+async def client_of(server) -> AsyncIterator[SGLangClient]:
+    async with SGLangClient(server.url) as client:
+        try:
+            yield client
+        finally:
+            await client.continue_generation()
+            await client.abort_all()
+
+
+async def num_running(client: SGLangClient) -> int:
+    """Requests in the running batch, from the server's own words; -1 when it does not tell."""
+    states = (await client.server_info())["internal_states"]
+    assert isinstance(states, list)
+    return int(states[0].get("num_running", -1))
+
+
+async def until_running(client: SGLangClient, server, count: int) -> None:
+    """Return once `count` requests run; a server that does not tell gets time to start them."""
+    if not server.is_embedded:
+        await asyncio.sleep(1.0)
+        return
+    while await num_running(client) < count:
+        await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(120):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def check_parity(server, processor, reference, request, result: GenerateResult) -> None:
+    expected = reference_logprobs(
+        reference,
+        processor,
+        prompt_ids=request.input_ids,
+        images=[page_png(1)],
+        output_ids=result.output_ids,
+        masked_token_ids=request.masked_token_ids,
+    )
+    assert result.logprobs == pytest.approx(expected, abs=server.tolerance)
+
+
+def test_abort_of_one_request_keeps_its_tokens_and_leaves_the_others(
+    server, processor, reference
+) -> None:
+    async def scenario() -> None:
+        async with client_of(server) as client, asyncio.TaskGroup() as group:
+            doomed = group.create_task(client.generate(long_request(processor, 1)))
+            other = group.create_task(client.generate(long_request(processor, 2)))
+            await until_running(client, server, 2)
+            await client.abort_request("long-1/")
+            result = await doomed
+            assert not other.done()
+            await client.abort_all()
+            assert (await other).stop_reason == "abort"
+        assert result.stop_reason == "abort"
+        assert 0 < len(result.output_ids) < LONG
+        check_parity(server, processor, reference, long_request(processor, 1), result)
+
+    run(scenario)
+
+
+def test_pause_with_abort_answers_everything_and_later_requests_wait(server, processor) -> None:
+    async def scenario() -> None:
+        async with client_of(server) as client, asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(client.generate(long_request(processor, seed)))
+                for seed in range(1, 5)
+            ]
+            await until_running(client, server, 4)
+            await client.pause_generation("abort")
+            for task in tasks:
+                assert (await task).stop_reason == "abort"
+            late = group.create_task(client.generate(long_request(processor, 9, max_new_tokens=3)))
+            assert await client.is_healthy()
+            await client.model_info()
+            assert not late.done()
+            await client.continue_generation()
+            assert len((await late).output_ids) == 3
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_pause_that_keeps_requests_goes_on_where_it_was(server, processor, reference, mode) -> None:
+    async def scenario() -> None:
+        request = long_request(processor, 1, max_new_tokens=120)
+        async with client_of(server) as client, asyncio.TaskGroup() as group:
+            task = group.create_task(client.generate(request))
+            await until_running(client, server, 1)
+            await client.pause_generation(mode)
+            for _ in range(3):
+                await client.model_info()
+            assert not task.done()
+            await client.continue_generation()
+            result = await task
+        assert result.stop_reason == "length"
+        assert len(result.output_ids) == 120
+        check_parity(server, processor, reference, request, result)
+
+    run(scenario)
+
+
+def test_continue_without_pause_and_pause_twice_are_harmless(server, processor) -> None:
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            await client.continue_generation()
+            await client.pause_generation()
+            await client.pause_generation()
+            await client.continue_generation()
+            result = await client.generate(long_request(processor, 1, max_new_tokens=2))
+            assert len(result.output_ids) == 2
+
+    run(scenario)
+
+
+def test_an_interrupted_answer_is_finished_by_resubmission_with_the_trainer_s_logprobs(
+    server, processor, reference
+) -> None:
+    async def scenario() -> None:
+        request = long_request(processor, 1, max_new_tokens=200)
+        async with client_of(server) as client, asyncio.TaskGroup() as group:
+            generator = InterruptibleGenerator(client)
+            task = group.create_task(generator.generate(request))
+            for _ in range(2):
+                await until_running(client, server, 1)
+                await client.pause_generation()
+                await client.continue_generation()
+            result = await task
+        assert generator.statistics().num_interrupted == 2
+        assert len(result.output_ids) == 200
+        check_parity(server, processor, reference, request, result)
+
+    run(scenario)
+
+
+def test_a_client_that_goes_away_takes_its_request_with_it(server, processor) -> None:
+    if not server.is_embedded:
+        pytest.skip("SGLang looks for lost clients every few seconds only")
+
+    async def scenario() -> None:
+        config = SGLangClientConfig(generate_deadline_s=0.3)
+        async with client_of(server) as client:
+            async with SGLangClient(server.url, config=config) as impatient:
+                with pytest.raises(ServerUnavailableError, match=r"within 0.3 s"):
+                    await impatient.generate(long_request(processor, 1))
+            while await num_running(client) > 0:
+                await asyncio.sleep(0)
+
+    run(scenario)
+
+
+def test_flush_is_refused_while_requests_run_and_done_when_idle(server, processor) -> None:
+    async def scenario() -> None:
+        async with client_of(server) as client, asyncio.TaskGroup() as group:
+            task = group.create_task(client.generate(long_request(processor, 1)))
+            await until_running(client, server, 1)
+            with pytest.raises(ServerUnavailableError, match="must be idle within"):
+                await client.flush_cache(deadline_s=0.3)
+            await client.abort_all()
+            await task
+            await client.flush_cache()
+
+    run(scenario)
+
+
+def test_an_abort_of_an_unknown_request_does_nothing(server, processor) -> None:
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            await client.abort_request("nobody/")
+            assert await client.is_healthy()
+
+    run(scenario)
+
+
+def test_many_clients_at_once_each_get_their_answer(server, processor) -> None:
+    async def scenario() -> None:
+        async with client_of(server) as client, asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    client.generate(long_request(processor, seed % 9, max_new_tokens=3))
+                )
+                for seed in range(96)
+            ]
+        assert all(len(task.result().output_ids) == 3 for task in tasks)
+
+    run(scenario)
