@@ -1,0 +1,312 @@
+"""Programs that run on every rank of a gloo world: `python rank_programs.py RANK WORLD DIR`.
+
+Starting a process costs more than all programs together, so one pair of processes runs them all.
+Each program returns something that `torch.save` takes; it lands in `DIR/NAME_WORLD_RANK.pt`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from awrl_trainer import (
+    ActorConfig,
+    Batch,
+    DiskPublisher,
+    FSDPActor,
+    LossConfig,
+    OptimizerConfig,
+    RanksDisagreeError,
+    TrainRow,
+    collate_text,
+    data_parallel_mesh,
+    latest_complete_checkpoint,
+)
+from awrl_trainer.optimizer import SteppedOptimizer
+from awrl_trainer.policy_module import PolicyModule
+from awrl_trainer.sharding import shard_module
+from awrl_trainer.testing import TinyImagePolicy, TinyPolicy
+from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
+
+PROGRAMS: dict[str, Callable[[Path], Any]] = {}
+
+
+def program(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def make_rows(count: int, *, seed: int = 0, longest: int = 9) -> list[TrainRow]:
+    rng = np.random.default_rng(seed)
+    rows: list[TrainRow] = []
+    for index in range(count):
+        length = int(rng.integers(3, longest + 1))
+        mask = np.zeros(length, dtype=np.bool_)
+        mask[int(rng.integers(1, length)) :] = True
+        rows.append(
+            TrainRow(
+                input_ids=rng.integers(0, 30, length),
+                loss_mask=mask,
+                behavior_logprobs=rng.normal(-3.4, 0.1, length).astype(np.float32),
+                advantages=float(rng.normal()),
+                versions=np.zeros(length, dtype=np.int64),
+                row_id=str(index),
+            )
+        )
+    return rows
+
+
+def image_row(row: TrainRow, image: int) -> TrainRow:
+    """Put an image of two patches before the row's text."""
+    ones = np.ones(2)
+    return TrainRow(
+        input_ids=np.concatenate([31 * ones, row.input_ids]).astype(np.int64),
+        loss_mask=np.concatenate([0 * ones, row.loss_mask]).astype(np.bool_),
+        behavior_logprobs=np.concatenate([0 * ones, row.behavior_logprobs]).astype(np.float32),
+        advantages=row.advantages,
+        image_keys=(str(image),),
+        row_id=row.row_id,
+    )
+
+
+def collate_images(rows: Sequence[TrainRow]) -> Batch:
+    batch = collate_text(rows)
+    keys = [key for row in rows for key in row.image_keys]
+    if not keys:
+        return batch
+    patches = torch.tensor([[float(key) + patch, *range(5)] for key in keys for patch in (0, 1)])
+    return Batch(
+        kwargs={**batch.kwargs, "pixel_values": patches / 8},
+        token_positions=batch.token_positions,
+    )
+
+
+def sgd(**loss: Any) -> ActorConfig:
+    return ActorConfig(
+        optimizer=OptimizerConfig(kind="sgd", lr=0.5),
+        loss=LossConfig(**loss),
+        token_budget=30,
+    )
+
+
+def full_weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in module.state_dict().items()
+    }
+
+
+@program
+def three_sgd_steps(_: Path) -> Any:
+    actor = FSDPActor(
+        TinyPolicy(),
+        sgd(entropy_coefficient=0.01, kl_coefficient=0.1, masked_token_ids=(30, 31)),
+        collate=collate_text,
+    )
+    metrics = [actor.update(make_rows(7, seed=step)) for step in range(3)]
+    return metrics, full_weights(actor.policy)
+
+
+@program
+def mixed_images(_: Path) -> Any:
+    """BR-45: one rank has images where the other has none."""
+    actor = FSDPActor(TinyImagePolicy(), sgd(), collate=collate_images)
+    metrics: list[dict[str, float]] = []
+    for step in range(3):
+        rows = make_rows(5, seed=step)
+        metrics.append(actor.update([image_row(rows[0], step), *rows[1:]]))
+    return metrics, full_weights(actor.policy)
+
+
+@program
+def few_rows(_: Path) -> Any:
+    """BR-41: fewer rows than ranks."""
+    actor = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
+    return [actor.update(make_rows(1, seed=3))], full_weights(actor.policy)
+
+
+@program
+def unequal_token_counts(_: Path) -> Any:
+    """BR-40: five trainable tokens on one rank, one on the other."""
+    actor = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
+    rows: list[TrainRow] = []
+    for count, advantage in ((5, -1.0), (1, -7.0)):
+        mask = np.zeros(7, dtype=np.bool_)
+        mask[-count:] = True
+        ids = np.arange(7)
+        # On-policy: ratios are 1, so the loss of a token is minus its advantage.
+        row = TrainRow(
+            input_ids=ids, loss_mask=mask, behavior_logprobs=np.zeros(7, np.float32), advantages=0.0
+        )
+        logprobs = np.zeros(7, dtype=np.float32)
+        logprobs[mask] = actor.logprobs([row])[0]
+        rows.append(
+            TrainRow(
+                input_ids=ids, loss_mask=mask, behavior_logprobs=logprobs, advantages=advantage
+            )
+        )
+    return [actor.update(rows)], full_weights(actor.policy)
+
+
+@program
+def different_rows(_: Path) -> Any:
+    actor = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
+    try:
+        actor.update(make_rows(4, seed=dist.get_rank()))
+    except RanksDisagreeError as error:
+        return str(error)
+    return "no error"
+
+
+@program
+def collate_fails_on_one_rank(_: Path) -> Any:
+    def collate(rows: Sequence[TrainRow]) -> Batch:
+        if dist.get_rank() == 1 and not is_whole[0]:
+            raise KeyError("image-7")
+        return collate_text(rows)
+
+    is_whole = [False]
+    actor = FSDPActor(TinyPolicy(), sgd(), collate=collate)
+    try:
+        actor.update(make_rows(4))
+        message = "no error"
+    except (RanksDisagreeError, KeyError) as error:
+        message = f"{type(error).__name__}: {error}"
+    is_whole[0] = True
+    actor.update(make_rows(4))
+    return message, actor.version, full_weights(actor.policy)
+
+
+@program
+def global_norm_and_skip(_: Path) -> Any:
+    """BR-46: gradients [3, 0] and [0, 4]; then NaN on the last rank only."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    module = nn.Linear(4, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    shard_module(module, data_parallel_mesh("cpu"), compute_dtype=torch.float32)
+    optimizer = SteppedOptimizer(
+        module, OptimizerConfig(kind="sgd", lr=1.0), dist.group.WORLD
+    )
+
+    def step(gradient: list[float]) -> Any:
+        whole = torch.tensor([gradient])
+        module.weight.grad = distribute_tensor(whole, module.weight.device_mesh, [Shard(1)])
+        module.weight.grad = module.weight.grad.redistribute(placements=module.weight.placements)
+        result = optimizer.step()
+        return result, module.weight.full_tensor().detach().clone()
+
+    clipped = step([3.0, 0.0, 0.0, 4.0])
+    skipped = step([0.0, 0.0, 0.0, float("nan")])
+    return clipped, skipped, optimizer.num_steps, (rank, world)
+
+
+@program
+def bfloat16_compute(_: Path) -> Any:
+    """BR-47: 100 small steps survive in the float32 master weights."""
+    module = PolicyModule(TinyPolicy())
+    shard_module(module, data_parallel_mesh("cpu"), compute_dtype=torch.bfloat16)
+    optimizer = SteppedOptimizer(
+        module,
+        OptimizerConfig(kind="sgd", lr=1e-3, max_grad_norm=None),
+        dist.group.WORLD,
+    )
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(1.0)
+    for _step in range(100):
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    return {str(p.dtype) for p in module.parameters()}, full_weights(module)
+
+
+@program
+def tied_weights(_: Path) -> Any:
+    """BR-48: one parameter for embedding and head, before, during and after."""
+    actor = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
+    names = [spec.name for spec in actor.publish_plan().specs]
+    for step in range(3):
+        actor.update(make_rows(4, seed=step))
+    weights = full_weights(actor.policy)
+    return names, weights["model.embed.weight"], weights["model.lm_head.weight"]
+
+
+@program
+def resume(directory: Path) -> Any:
+    """The next step after a resume is the same bit for bit."""
+    root = directory / f"checkpoints_{dist.get_world_size()}"
+    config = ActorConfig(
+        optimizer=OptimizerConfig(
+            lr=1e-2, schedule="cosine", num_warmup_steps=2, num_total_steps=9, weight_decay=0.1
+        ),
+        token_budget=30,
+        num_mini_batches=2,
+        num_epochs=2,
+    )
+    actor = FSDPActor(TinyPolicy(), config, collate=collate_text)
+    for step in range(2):
+        actor.update(make_rows(6, seed=step))
+    path = actor.save(root, extra={"cursor": 11})
+    other = FSDPActor(TinyPolicy(seed=5), config, collate=collate_text)
+    extra = other.load(path)
+    version = other.version
+    metrics = [dict(each.update(make_rows(6, seed=9))) for each in (actor, other)]
+    weights = [full_weights(each.policy) for each in (actor, other)]
+    return version, extra, metrics, weights
+
+
+@program
+def zz_resume_on_other_world(directory: Path) -> Any:
+    """A checkpoint of one world size loads on another."""
+    root = directory / "checkpoints_2"
+    path = latest_complete_checkpoint(root)
+    config = ActorConfig(optimizer=OptimizerConfig(lr=1e-2), token_budget=30)
+    actor = FSDPActor(TinyPolicy(seed=5), config, collate=collate_text)
+    if path is not None:
+        actor.load(path)
+    return actor.version, full_weights(actor.policy)
+
+
+@program
+def published(directory: Path) -> Any:
+    """Two ranks gather; rank 0 broadcasts to a receiver; bytes are those of the trainer."""
+    actor = FSDPActor(
+        TinyPolicy(),
+        ActorConfig(optimizer=OptimizerConfig(lr=1e-2), publish_bucket_bytes=1500),
+        collate=collate_text,
+    )
+    actor.update(make_rows(4))
+    weights = {
+        name.removeprefix("model."): value.to(torch.bfloat16)
+        for name, value in full_weights(actor.policy).items()
+    }
+    flats = [actor.sender.gather(bucket) for bucket in actor.publish_plan().buckets]
+    path = actor.write_snapshot(DiskPublisher(directory / f"hf_{dist.get_world_size()}"))
+    return actor.publish_plan(), flats, weights, path, actor.weight_checksums(["embed.weight"])
+
+
+def main() -> None:
+    rank, world, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/store_{world}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=200),
+    )
+    for name, function in PROGRAMS.items():
+        result = function(directory)
+        torch.save(result, directory / f"{name}_{world}_{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
