@@ -116,11 +116,23 @@ class LedgerMachine(RuleBasedStateMachine):
         if group is not None:
             self.group_of[key] = group
 
+    @precondition(lambda self: self.open_groups)
+    @rule(index=PICK)
+    def start_member(self, index: int) -> None:
+        group = list(self.open_groups)[index % len(self.open_groups)]
+        key = self.name("m")
+        self.manager.enqueue(key, group_id=group)
+        self.states[key] = EpisodeState.ENQUEUED
+        self.group_of[key] = group
+        self.start_one(key)
+
     @rule(index=PICK)
     def start(self, index: int) -> None:
         key = self.pick(index, EpisodeState.ENQUEUED)
-        if key is None:
-            return
+        if key is not None:
+            self.start_one(key)
+
+    def start_one(self, key: str) -> None:
         group = self.group_of.get(key)
         if group is None:
             is_allowed = self.room() > 0
@@ -278,4 +290,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestLedgerMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
