@@ -34,10 +34,14 @@ __all__ = [
     "check_ports",
     "check_python",
     "check_run_dir",
+    "check_sglang",
     "check_tasks",
     "checkpoint_bytes",
     "preflight",
 ]
+
+VISION_CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
+"""SGLang keeps vision features by image and no weight update clears them; 0 turns that off."""
 
 _TINY_POLICY_BYTES = 4 << 20
 """Weights of the tiny policy in float32, rounded up."""
@@ -116,6 +120,22 @@ def check_fonts() -> Check:
     detail = "Liberation Sans" if found else "Liberation Sans not found; text is wider without it"
     fix = "apt-get install fonts-liberation"
     return Check(name="fonts", is_ok=found, detail=detail, fix=fix, is_required=False)
+
+
+def check_sglang() -> Check:
+    """Look for SGLang, and for a cache of image features that would outlive weight updates."""
+    name, size = "sglang", os.environ.get(VISION_CACHE_VARIABLE)
+    found = check_package(name)
+    if not found.is_ok:
+        detail = "not installed; only sglang[...] allocations need it"
+        return Check(name=name, is_ok=True, detail=detail, is_required=False)
+    if size in (None, "0"):
+        return Check(name=name, is_ok=True, detail=found.detail, is_required=False)
+    detail = (
+        f"{found.detail}, {VISION_CACHE_VARIABLE}={size}: features of repeated images stay stale"
+    )
+    fix = f"Unset {VISION_CACHE_VARIABLE}, or set it to 0, unless the vision tower is frozen."
+    return Check(name=name, is_ok=False, detail=detail, fix=fix, is_required=False)
 
 
 def _nearest_folder(path: Path) -> Path:

@@ -16,6 +16,7 @@ from webrl.doctor import (
     check_ports,
     check_python,
     check_run_dir,
+    check_sglang,
     check_tasks,
     checkpoint_bytes,
     preflight,
@@ -62,6 +63,22 @@ def test_packages_and_pages_are_found_without_importing_them() -> None:
     assert check_miniwob().is_ok
     missing = check_package("no-such-distribution")
     assert (missing.is_ok, missing.detail) == (False, "not installed")
+
+
+def test_a_vision_cache_that_outlives_updates_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not check_package("sglang").is_ok:
+        installed = tmp_path / "sglang-0.5.16.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text("Name: sglang\nVersion: 0.5.16\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("SGLANG_VLM_CACHE_SIZE_MB", "100")
+    check = check_sglang()
+    assert not check.is_ok
+    assert "stale" in check.detail
+    monkeypatch.setenv("SGLANG_VLM_CACHE_SIZE_MB", "0")
+    assert check_sglang().is_ok
 
 
 def test_a_taken_port_is_named() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
+import tempfile
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from webrl.config import load_config, packaged_configs, resolve_run_dir, to_toml
 from webrl.errors import AllocationError, ConfigError
 
@@ -25,6 +29,28 @@ def test_every_packaged_config_loads_and_its_dump_loads_to_the_same(
     file = tmp_path / "config.toml"
     file.write_text(to_toml(config))
     assert load_config(str(file)).config == config
+
+
+@given(
+    text=st.text(min_size=1).filter(lambda text: text.strip() not in ("", "none", "null")),
+    lr=st.floats(min_value=1e-300, max_value=1e300),
+    seed=st.integers(0, 2**62),
+)
+def test_any_value_survives_being_written_and_read(text: str, lr: float, seed: int) -> None:
+    config = load_config("laptop").config
+    config = dataclasses.replace(
+        config,
+        run_dir=text,
+        seed=seed,
+        pixelstore=dataclasses.replace(config.pixelstore, disk_dir="x" + text),
+        actor=dataclasses.replace(
+            config.actor, optimizer=dataclasses.replace(config.actor.optimizer, lr=lr)
+        ),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.toml"
+        file.write_text(to_toml(config), encoding="utf-8")
+        assert load_config(str(file)).config == config
 
 
 def test_overrides_are_typed_and_the_last_one_wins() -> None:

@@ -17,6 +17,7 @@ from webrl.doctor import (
     check_miniwob,
     check_package,
     check_python,
+    check_sglang,
 )
 
 __all__ = ["add_command"]
@@ -46,6 +47,7 @@ def run(_arguments: argparse.Namespace, console: Console) -> int:
         check_miniwob(),
         check_fonts(),
         check_disk(Path("runs"), _LAPTOP_BYTES),
+        check_sglang(),
         _check_gpu(),
     ]
     browser = check_browser()
