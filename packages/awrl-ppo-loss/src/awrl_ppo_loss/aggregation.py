@@ -127,10 +127,8 @@ class Reduction:
     """Float64 `[N]`, or `None` where every token weighs 1."""
 
     def weigh(self, values: Tensor) -> Tensor:
-        """Return flattened values `[N]` times their token's weight."""
-        if self.token_weights is None:
-            return values
-        return values * self.token_weights.to(values.dtype)
+        """Return flattened values `[N]` times their token's weight, in float64 if there is one."""
+        return values if self.token_weights is None else values * self.token_weights
 
 
 def prepare_reduction(
