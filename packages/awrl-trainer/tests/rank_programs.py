@@ -191,9 +191,7 @@ def global_norm_and_skip(_: Path) -> Any:
     module = nn.Linear(4, 1, bias=False)
     nn.init.zeros_(module.weight)
     shard_module(module, data_parallel_mesh("cpu"), compute_dtype=torch.float32)
-    optimizer = SteppedOptimizer(
-        module, OptimizerConfig(kind="sgd", lr=1.0), dist.group.WORLD
-    )
+    optimizer = SteppedOptimizer(module, OptimizerConfig(kind="sgd", lr=1.0), dist.group.WORLD)
 
     def step(gradient: list[float]) -> Any:
         whole = torch.tensor([gradient])

@@ -15,6 +15,7 @@ from awrl_trainer.errors import (
 )
 from awrl_trainer.metrics import UpdateMetrics
 from awrl_trainer.micro_batches import MicroBatch, RowSize, plan_micro_batches
+from awrl_trainer.model_batches import RowInputs, collate_model_inputs
 from awrl_trainer.rows import Batch, Collate, TrainRow
 from awrl_trainer.sharding import data_parallel_mesh
 from awrl_trainer.text_batches import collate_packed_text, collate_text
@@ -62,6 +63,7 @@ __all__ = [
     "PublishTimeoutError",
     "PublisherConfig",
     "RanksDisagreeError",
+    "RowInputs",
     "RowSize",
     "TensorSpec",
     "TrainRow",
@@ -71,6 +73,7 @@ __all__ = [
     "WeightReceiver",
     "WeightSource",
     "XcclPublisher",
+    "collate_model_inputs",
     "collate_packed_text",
     "collate_text",
     "complete_checkpoints",

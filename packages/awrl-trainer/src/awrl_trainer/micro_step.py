@@ -27,8 +27,8 @@ class MicroTensors:
     kwargs: dict[str, Tensor]
     """Keyword arguments of the model."""
 
-    token_positions: Tensor
-    """Flat positions of trainable tokens, int64 `[N]`."""
+    sources: Tensor
+    """Flat positions of the hidden states that predict trainable tokens, int64 `[N]`."""
 
     labels: Tensor
     """Ids of trainable tokens, int64 `[N]`."""
@@ -83,7 +83,7 @@ def prepare_micro_batch(
         ).to(device)
     return MicroTensors(
         kwargs={name: value.to(device) for name, value in batch.kwargs.items()},
-        token_positions=batch.token_positions.to(device),
+        sources=batch.sources.to(device),
         labels=labels.to(device),
         behavior_logprobs=_concatenate(
             [row.behavior_logprobs[row.loss_mask] for row in chosen], np.float32

@@ -72,21 +72,20 @@ class PolicyModule(nn.Module):
             _refuse_processed_logits(model)
 
     def forward(
-        self, kwargs: Mapping[str, Tensor], token_positions: Tensor, labels: Tensor
+        self, kwargs: Mapping[str, Tensor], sources: Tensor, labels: Tensor
     ) -> TokenStatistics:
         """Return log-probs and entropies of the chosen tokens.
 
         Args:
             kwargs: The model's keyword arguments, `input_ids` `[B, T]` among them.
-            token_positions: Flat positions of the tokens in `input_ids`, int64 `[N]`.
+            sources: Flat positions of the hidden states that predict the tokens, int64 `[N]`.
             labels: Ids of these tokens, int64 `[N]`.
 
         Returns:
             Statistics, float32 `[N]`.
         """
         hidden = self._hidden_states(kwargs)
-        # The state one to the left predicts a token; positions of column 0 are refused before.
-        chosen = hidden.reshape(-1, hidden.shape[-1])[token_positions - 1]
+        chosen = hidden.reshape(-1, hidden.shape[-1])[sources]
         parts = [
             self._head_part(part, ids)
             for part, ids in zip(

@@ -61,6 +61,10 @@ class TrainRow:
     group_id: str = ""
     """Name of the row's group of siblings."""
 
+    prefix_id: str = ""
+    """Rows of one non-empty prefix id are equal, images included, before their first trainable
+    token: they may be computed together, the prefix once. Needs a `collate` that does so."""
+
     num_model_tokens: int | None = None
     """Tokens of the row in the model, images included; None when they are those of `input_ids`."""
 
@@ -108,6 +112,11 @@ class TrainRow:
         return int(np.count_nonzero(self.loss_mask))
 
     @property
+    def num_suffix_tokens(self) -> int:
+        """Tokens from the first trainable one to the end; 0 without trainable tokens."""
+        return len(self.input_ids) - int(self.loss_mask.argmax()) if self.loss_mask.any() else 0
+
+    @property
     def cost_tokens(self) -> int:
         """Tokens that the model computes for this row."""
         return self.num_model_tokens or len(self.input_ids)
@@ -137,7 +146,18 @@ class Batch:
 
     token_positions: Tensor
     """Flat index into `input_ids` of each trainable token, int64 `[N]`: rows in the order given to
-    `collate`, tokens in rising order. The hidden state one to the left predicts it."""
+    `collate`, tokens in rising order."""
+
+    source_positions: Tensor | None = None
+    """Flat index of the hidden state that predicts each trainable token, int64 `[N]`; None means one
+    to the left of the token. Differs where several suffixes follow one shared prefix."""
+
+    @property
+    def sources(self) -> Tensor:
+        """Flat index of the predicting hidden state of each trainable token, int64 `[N]`."""
+        if self.source_positions is None:
+            return self.token_positions - 1
+        return self.source_positions
 
 
 Collate = Callable[[Sequence[TrainRow]], Batch]
@@ -170,6 +190,13 @@ def check_batch(batch: Batch, rows: Sequence[TrainRow]) -> Tensor:
         raise BatchError(
             f"token_positions must have shape [{len(wanted)}], one for each trainable token, got"
             f" {list(positions.shape)}. Keep the order of rows and tokens in collate."
+        )
+    sources = batch.sources.cpu()
+    if sources.shape != positions.shape or bool((sources >= positions).any() | (sources < 0).any()):
+        raise BatchError(
+            "source_positions must lie before their tokens, one for each, got"
+            f" {sources.tolist()[:8]} for tokens at {positions.tolist()[:8]}. A token can't predict"
+            " itself."
         )
     if len(wanted) and (int(positions.min()) < 1 or int(positions.max()) >= flat_ids.numel()):
         raise BatchError(

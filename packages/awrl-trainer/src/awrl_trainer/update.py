@@ -33,12 +33,13 @@ from awrl_trainer.metrics import (
     off_policyness_metrics,
     sum_over_ranks,
 )
-from awrl_trainer.micro_batches import MicroBatch, RowSize, plan_micro_batches
+from awrl_trainer.micro_batches import MicroBatch, plan_micro_batches
 from awrl_trainer.micro_step import MicroTensors, prepare_micro_batch
 from awrl_trainer.optimizer import SteppedOptimizer, StepResult
 from awrl_trainer.policy_loss import micro_batch_loss
 from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.rows import Collate, TrainRow
+from awrl_trainer.units import plan_units, unit_size
 
 __all__ = ["UpdateRunner"]
 
@@ -134,17 +135,13 @@ class UpdateRunner:
 
         Every rank computes all rows; meant for parity checks.
         """
-        plan = plan_micro_batches(
-            [_row_size(row) for row in rows],
-            num_ranks=1,
-            token_budget=self._config.token_budget,
-            is_packed=self._config.is_packed,
-        )[0]
+        budget = self._config.token_budget
+        plan = self._plan_ranks(rows, plan_units(rows, token_budget=budget), num_ranks=1)[0]
         results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(rows)
         for micro_batch in plan:
             micro = self._prepare(rows, micro_batch, _Tally())
             with torch.no_grad():
-                values = self._policy(micro.kwargs, micro.token_positions, micro.labels).logprobs
+                values = self._policy(micro.kwargs, micro.sources, micro.labels).logprobs
             counts = [rows[index].num_trainable_tokens for index in micro_batch.row_indices]
             for index, part in zip(micro_batch.row_indices, values.split(counts), strict=True):
                 results[index] = part.cpu().numpy()
@@ -152,26 +149,40 @@ class UpdateRunner:
 
     def _plan(self, rows: Sequence[TrainRow], version: int) -> list[_MiniBatch]:
         rng = np.random.default_rng((self._config.seed, version))
-        shuffled = rng.permutation(len(rows))
-        rank = dist.get_rank(self._group)
+        units = plan_units(rows, token_budget=self._config.token_budget)
+        shuffled = rng.permutation(len(units))
+        num_ranks, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         mini_batches: list[_MiniBatch] = []
         for chosen in np.array_split(shuffled, self._config.num_mini_batches):
-            indices: list[int] = sorted(chosen.tolist())
-            if not indices:
-                continue
-            plan = plan_micro_batches(
-                [_row_size(rows[index]) for index in indices],
-                num_ranks=dist.get_world_size(self._group),
-                token_budget=self._config.token_budget,
-                is_packed=self._config.is_packed,
-            )[rank]
-            mini_batches.append(
-                _MiniBatch(
-                    micro_batches=tuple(_with_rows(part, indices) for part in plan),
-                    denominator=self._denominator([rows[index] for index in indices]),
+            mine = [units[index] for index in sorted(chosen.tolist())]
+            if mine:
+                plan = self._plan_ranks(rows, mine, num_ranks=num_ranks)[rank]
+                whole = [rows[index] for unit in mine for index in unit]
+                mini_batches.append(
+                    _MiniBatch(micro_batches=tuple(plan), denominator=self._denominator(whole))
                 )
-            )
         return mini_batches
+
+    def _plan_ranks(
+        self, rows: Sequence[TrainRow], units: Sequence[Sequence[int]], *, num_ranks: int
+    ) -> list[list[MicroBatch]]:
+        """Return each rank's micro-batches, in indices of rows."""
+        plan = plan_micro_batches(
+            [unit_size(rows, unit) for unit in units],
+            num_ranks=num_ranks,
+            token_budget=self._config.token_budget,
+            is_packed=self._config.is_packed,
+        )
+        return [
+            [
+                MicroBatch(
+                    row_indices=tuple(row for unit in part.row_indices for row in units[unit]),
+                    is_dummy=part.is_dummy,
+                )
+                for part in parts
+            ]
+            for parts in plan
+        ]
 
     def _denominator(self, rows: Sequence[TrainRow]) -> float:
         counts = [row.num_trainable_tokens for row in rows]
@@ -197,9 +208,7 @@ class UpdateRunner:
         for micro_batch in mini_batch.micro_batches:
             micro = self._prepare(rows, micro_batch, tally)
             with torch.no_grad():
-                values.append(
-                    self._policy(micro.kwargs, micro.token_positions, micro.labels).logprobs
-                )
+                values.append(self._policy(micro.kwargs, micro.sources, micro.labels).logprobs)
         return values
 
     def _mini_step(
@@ -240,11 +249,9 @@ class UpdateRunner:
         reference = None
         if self._reference is not None:
             with self._timed(tally, "reference"), torch.no_grad():
-                reference = self._reference(
-                    micro.kwargs, micro.token_positions, micro.labels
-                ).logprobs
+                reference = self._reference(micro.kwargs, micro.sources, micro.labels).logprobs
         with self._timed(tally, "forward"):
-            current = self._policy(micro.kwargs, micro.token_positions, micro.labels)
+            current = self._policy(micro.kwargs, micro.sources, micro.labels)
             detached = current.logprobs.detach()
             proximal = proximal_logprobs(
                 self._config.loss.proximal_method,
@@ -313,13 +320,3 @@ def rows_digest(rows: Sequence[TrainRow], version: int) -> bytes:
         digest.update(np.ascontiguousarray(row.loss_mask).tobytes())
         digest.update(str(row.image_keys).encode())
     return digest.digest()
-
-
-def _row_size(row: TrainRow) -> RowSize:
-    return RowSize(num_tokens=row.cost_tokens, has_images=row.has_images)
-
-
-def _with_rows(part: MicroBatch, indices: Sequence[int]) -> MicroBatch:
-    return MicroBatch(
-        row_indices=tuple(indices[i] for i in part.row_indices), is_dummy=part.is_dummy
-    )
