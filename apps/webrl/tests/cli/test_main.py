@@ -138,3 +138,15 @@ def test_init_policy_does_not_overwrite(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "config.json").write_text("{}")
     assert main(["init-policy", str(tmp_path)]) == 2
     assert "out_dir must be a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_init_policy_refuses_a_wrong_count_and_saves_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out_dir = tmp_path / "policy"
+    assert main(["init-policy", str(out_dir), "--updates", "-1"]) == 2
+    assert "num_updates must be >= 0, got -1" in capsys.readouterr().err
+    assert main(["init-policy", str(out_dir), "--updates", "0"]) == 0
+    assert (out_dir / "config.json").is_file()
+    assert list(out_dir.glob("*.safetensors"))

@@ -20,6 +20,9 @@ __all__ = ["build_parser", "main"]
 USER_ERROR = 2
 """Exit code of everything that the user can fix."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells use it."""
+
 _COMMANDS = (train, tasks, configs, policy, doctor)
 
 
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words after `webrl`; those of the process when `None`.
 
     Returns:
-        The exit code: 0 for success, 2 for what the user can fix.
+        The exit code: 0 for success, 2 for what the user can fix, 130 after Ctrl-C.
     """
     parsed = build_parser().parse_args(arguments)
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
@@ -55,3 +58,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in str(error).splitlines():
             errors.print(f"webrl: {line}" if not line.startswith("  ") else line)
         return USER_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from rich.console import Console
 
 from webrl.cli.command import Commands
-from webrl.errors import PreflightError
+from webrl.errors import ConfigError, PreflightError
 
 __all__ = ["add_command"]
 
@@ -36,9 +37,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     # torch and transformers take seconds to import: only this command pays for them.
     from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy  # noqa: PLC0415
 
-    warmup = (
-        WarmupConfig() if arguments.updates is None else WarmupConfig(num_updates=arguments.updates)
-    )
-    init_policy(out_dir, InitPolicyConfig(seed=arguments.seed, warmup=warmup))
+    try:
+        warmup = WarmupConfig()
+        if arguments.updates is not None:
+            warmup = dataclasses.replace(warmup, num_updates=arguments.updates)
+        config = InitPolicyConfig(seed=arguments.seed, warmup=warmup)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    init_policy(out_dir, config)
     console.print(f"policy saved in {out_dir}")
     return 0
