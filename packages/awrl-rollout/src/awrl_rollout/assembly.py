@@ -3,6 +3,7 @@
 Invariants:
 * each ended member is told to the manager exactly once;
 * a group that is dropped or rejected returns all its units;
+* each training record either reaches a batch or is told as discarded, never both;
 * staleness is checked here, at the moment of the assembly, on the oldest trainable token.
 """
 
@@ -18,8 +19,26 @@ from awrl_rollout.batch import GroupResult, ReadyQueue, RolloutBatch
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest, Outcome
 from awrl_rollout.groups import CompleteGroup, GroupBook
 
+FILTERED = "filtered by the workflow"
+"""Reason of members whose workflow answered None."""
+
 AcceptGroup = Callable[[Sequence[EpisodeRecord]], str | None]
 """Returns why a complete group is rejected (for example `zero variance`), None to accept it."""
+
+
+DiscardHook = Callable[[Sequence[EpisodeRecord], str], None]
+"""Hears of training records that will never be in a batch, with the reason; releases leases."""
+
+GroupDropHook = Callable[[str, str], None]
+"""Hears, by group id and reason, of a group that will never be in a batch."""
+
+
+def _ignore_records(records: Sequence[EpisodeRecord], reason: str) -> None:
+    del records, reason
+
+
+def _ignore_group(group_id: str, reason: str) -> None:
+    del group_id, reason
 
 
 class Assembly:
@@ -29,28 +48,41 @@ class Assembly:
         manager: The run's one authority.
         book: Open groups.
         accept_group: The acceptance hook.
+        on_discarded: Told of each record that no batch will hold, once.
+        on_group_dropped: Told of each group that no batch will hold, once.
     """
 
     def __init__(
-        self, manager: StalenessManager, book: GroupBook, accept_group: AcceptGroup | None
+        self,
+        manager: StalenessManager,
+        book: GroupBook,
+        accept_group: AcceptGroup | None = None,
+        *,
+        on_discarded: DiscardHook | None = None,
+        on_group_dropped: GroupDropHook | None = None,
     ) -> None:
         self.ready = ReadyQueue()
         self.dropped_groups: Counter[str] = Counter()
         """Groups that never reached a batch, by reason."""
         self.num_smaller_groups = 0
+        self.num_short_batches = 0
         self.in_training: dict[int, tuple[CompleteGroup, ...]] = {}
         """Consumed groups by batch, until settled."""
         self._manager = manager
         self._book = book
         self._accept_group = accept_group
+        self._on_discarded = on_discarded or _ignore_records
+        self._on_group_dropped = on_group_dropped or _ignore_group
 
     def ended(self, request: EpisodeRequest, record: EpisodeRecord) -> CompleteGroup | None:
         """Tell the ledger of one member's end; return its group when that is complete."""
         manager = self._manager
         if record.fault is not None:
             manager.fault(request.episode_id, record.fault.kind.value)
+            self._on_discarded([record], record.fault.describe())
         elif record.outcome is Outcome.REJECTED:
-            manager.reject(request.episode_id, "filtered by the workflow")
+            manager.reject(request.episode_id, FILTERED)
+            self._on_discarded([record], FILTERED)
         else:
             if record.oldest_version is None:
                 record = msgspec.structs.replace(record, oldest_version=request.weight_version)
@@ -64,22 +96,43 @@ class Assembly:
             self._completed(ending.complete)
         return ending.complete
 
+    def late(self, records: Sequence[EpisodeRecord]) -> None:
+        """Pass on records of training episodes that were given up before."""
+        self._on_discarded(records, "late: the episode was given up before")
+
     def sweep(self) -> None:
         """Drop the waiting groups none of whose members is fresh any more."""
-        for group in self.ready.remove_where(
-            lambda group: not any(map(self._is_fresh, group.records))
-        ):
-            for record in group.records:
+        for group in self.ready.remove_where(self._is_stale):
+            for record in group.fresh_records:
                 self._manager.expire(record.episode_id)
-            self.dropped_groups["expired"] += 1
+            self._drop(group, "expired")
+
+    def abandon(self, reason: str) -> None:
+        """End every open group in the ledger; the waiting ones stay."""
+        for group_id, members in self._book.abandon().items():
+            for episode_id in members.episode_ids:
+                self._manager.reject(episode_id, reason)
+            self._manager.close_group(group_id)
+            self._on_discarded(members.records, reason)
+            self._on_group_dropped(group_id, reason)
 
     def take(self, num_episodes: int, *, is_short: bool) -> RolloutBatch:
         """Return a batch of the oldest groups; the caller has swept and counted."""
-        groups = self.ready.take(num_episodes)
-        results = [self._judge(group) for group in groups]
-        ids = [record.episode_id for result in results for record in result.trainable]
+        judged = [self._judge(group) for group in self.ready.take(num_episodes)]
+        ids = [record.episode_id for group in judged for record in group.fresh_records]
         batch = self._manager.consume(ids)
-        self.in_training[batch] = tuple(groups)
+        self.in_training[batch] = tuple(judged)
+        self.num_short_batches += is_short
+        results = [
+            GroupResult(
+                group_id=group.group_id,
+                records=group.records,
+                expired=group.expired,
+                group_size=len(group.requests),
+                num_lost=group.num_lost,
+            )
+            for group in judged
+        ]
         return RolloutBatch(results, batch=batch, version=self._manager.version, is_short=is_short)
 
     def settled(self, batches: Sequence[int] | None) -> None:
@@ -87,17 +140,12 @@ class Assembly:
         for batch in list(self.in_training) if batches is None else batches:
             self.in_training.pop(batch, None)
 
-    def _judge(self, group: CompleteGroup) -> GroupResult:
-        expired = [record.episode_id for record in group.records if not self._is_fresh(record)]
-        for episode_id in expired:
+    def _judge(self, group: CompleteGroup) -> CompleteGroup:
+        """Expire the group's members that are too far behind now."""
+        stale = [record.episode_id for record in group.fresh_records if not self._is_fresh(record)]
+        for episode_id in stale:
             self._manager.expire(episode_id)
-        return GroupResult(
-            group_id=group.group_id,
-            records=group.records,
-            expired=frozenset(expired),
-            group_size=len(group.requests),
-            num_lost=group.num_lost,
-        )
+        return msgspec.structs.replace(group, expired=group.expired.union(stale))
 
     def _completed(self, group: CompleteGroup) -> None:
         reason = self._refusal(group)
@@ -109,7 +157,13 @@ class Assembly:
         for record in group.records:
             self._manager.reject(record.episode_id, reason)
         self._manager.close_group(group.group_id)
+        self._drop(group, reason)
+
+    def _drop(self, group: CompleteGroup, reason: str) -> None:
         self.dropped_groups[reason] += 1
+        if group.records:
+            self._on_discarded(group.records, reason)
+        self._on_group_dropped(group.group_id, reason)
 
     def _refusal(self, group: CompleteGroup) -> str | None:
         policy = self._book.policy
@@ -120,6 +174,9 @@ class Assembly:
         if group.num_lost and policy.when_incomplete == "drop":
             return "incomplete"
         return None if self._accept_group is None else self._accept_group(group.records)
+
+    def _is_stale(self, group: CompleteGroup) -> bool:
+        return not any(map(self._is_fresh, group.fresh_records))
 
     def _is_fresh(self, record: EpisodeRecord) -> bool:
         return record.oldest_version is not None and self._manager.is_fresh(record.oldest_version)

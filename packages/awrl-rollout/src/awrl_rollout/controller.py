@@ -11,11 +11,13 @@ Invariants, whatever workers, callbacks and hooks do:
 Loops, all children of the TaskGroup that `async with` owns:
 * admission: consumes free slots, the refill line and the task source, produces assignments; waits
   for a change (record, publish, resume, new worker) or the poll interval.
+* watchdog: consumes the workers' statistics, produces a log line while the trainer waits; waits for
+  its interval.
 * per worker, see `awrl_rollout.worker_link`: send and collect.
 
 The trainer's side (`prepare_batch`, `publish`, `settle`) runs in the caller's task; it waits for
-complete groups and is unblocked by the collect loops. The decisions are in `groups`, `batch` and
-`awrl_staleness`; this module only carries them out.
+complete groups and is unblocked by the collect loops. The decisions are in
+`admission`, `assembly`, `batch_rule` and `awrl_staleness`; this module only carries them out.
 """
 
 from __future__ import annotations
@@ -26,30 +28,32 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-import msgspec
-from awrl_staleness import STALENESS, StalenessManager
+from awrl_staleness import StalenessManager
 
 from awrl_rollout.admission import Admission, ExtraBounds, TaskSource
-from awrl_rollout.assembly import AcceptGroup, Assembly
+from awrl_rollout.assembly import AcceptGroup, Assembly, DiscardHook, GroupDropHook
 from awrl_rollout.batch import RolloutBatch
+from awrl_rollout.batch_rule import BatchRule
+from awrl_rollout.breaker import FaultBreaker
 from awrl_rollout.clock import Clock, RealClock
 from awrl_rollout.controller_config import ControllerConfig
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest
-from awrl_rollout.errors import (
-    BatchTimeoutError,
-    ClosedError,
-    DataExhaustedError,
-    StarvedError,
-)
+from awrl_rollout.errors import BatchTimeoutError, ClosedError
+from awrl_rollout.eval_desk import EvalDesk
 from awrl_rollout.fleet import Fleet
 from awrl_rollout.groups import GroupBook
+from awrl_rollout.parts import ControllerParts
+from awrl_rollout.resume import ControllerSnapshot, load_snapshot, take_snapshot
 from awrl_rollout.signal import Signal
-from awrl_rollout.statistics import ControllerStatistics
+from awrl_rollout.statistics import ControllerStatistics, ExecutorStatistics
 from awrl_rollout.task_scope import TaskScope
+from awrl_rollout.watchdog import describe_wait
 from awrl_rollout.worker import NotifyingWorker, Worker
 from awrl_rollout.worker_link import WorkerLink
 
 logger = logging.getLogger(__name__)
+
+_CLOSED = "the controller was closed"
 
 
 class RolloutController:
@@ -63,8 +67,11 @@ class RolloutController:
         source: Returns the next group's requests, None when a single pass is over.
         config: Time limits and policies.
         accept_group: Returns why a complete group is rejected, None to accept it.
+        on_discarded: Told of each training record that no batch will hold, with the reason.
+        on_group_dropped: Told of each group that no batch will hold, with the reason.
         extra_bounds: Further named admission bounds, in episodes.
         on_worker_lost: Called with the name of a worker that died, so that it can be replaced.
+        resume_from: Where an earlier controller stood; `manager` was restored from it too.
         clock: Source of time.
     """
 
@@ -76,30 +83,45 @@ class RolloutController:
         source: TaskSource | None = None,
         config: ControllerConfig | None = None,
         accept_group: AcceptGroup | None = None,
+        on_discarded: DiscardHook | None = None,
+        on_group_dropped: GroupDropHook | None = None,
         extra_bounds: ExtraBounds | None = None,
         on_worker_lost: Callable[[str], None] | None = None,
+        resume_from: ControllerSnapshot | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.config = ControllerConfig() if config is None else config
-        self._manager = manager
         self._clock = RealClock() if clock is None else clock
-        self._book = GroupBook(self.config.group)
-        self._admission = Admission(manager, self._book, source, extra_bounds)
-        self._assembly = Assembly(manager, self._book, accept_group)
-        self._fleet = Fleet(self._clock, self._landed)
+        book = GroupBook(self.config.group)
+        self._parts = ControllerParts(
+            manager=manager,
+            book=book,
+            admission=Admission(manager, book, source, extra_bounds),
+            assembly=Assembly(
+                manager,
+                book,
+                accept_group,
+                on_discarded=on_discarded,
+                on_group_dropped=on_group_dropped,
+            ),
+            fleet=Fleet(self._clock, self._landed, self._late),
+            desk=EvalDesk(),
+            breaker=FaultBreaker(
+                max_share=self.config.max_fault_share, window=self.config.fault_window
+            ),
+        )
+        self._rule = BatchRule(self._parts, self.config, self._clock)
         self._on_worker_lost = on_worker_lost
         self._changed = Signal()
         self._wake = asyncio.Event()
-        self._eval_waiting: list[EpisodeRequest] = []
-        self._eval_records: dict[str, EpisodeRecord] = {}
-        self._eval_live: set[str] = set()
-        self._stuck_since_s: float | None = None
-        self._overrun: tuple[int, float] | None = None
+        self._trainer_waits: tuple[int, float] | None = None
         self._is_closed = False
         self._scope = TaskScope()
         self._unsubscribe: Callable[[], None] | None = None
+        if resume_from is not None:
+            load_snapshot(self._parts, resume_from)
         for worker in workers:
-            self._fleet.add(self._link(worker))
+            self._parts.fleet.add(self._link(worker))
 
     # -- life
 
@@ -111,9 +133,10 @@ class RolloutController:
         def wake() -> None:
             loop.call_soon_threadsafe(self._wake.set)
 
-        self._unsubscribe = self._manager.subscribe(wake)
+        self._unsubscribe = self._parts.manager.subscribe(wake)
         self._scope.start(self._admission_loop())
-        for link in self._fleet.live:
+        self._scope.start(self._watchdog_loop())
+        for link in self._parts.fleet.live:
             self._serve(link)
         return self
 
@@ -130,18 +153,16 @@ class RolloutController:
     async def aclose(self, *, timeout_s: float = 10.0) -> None:
         """Return within `timeout_s` with every episode ended in the ledger; harmless if repeated.
 
-        Workers are asked to cancel what they run; they are not closed.
+        Workers are asked to cancel what they run; they are not closed. Ready groups stay queued.
         """
         if self._is_closed:
             return
         self._is_closed = True
-        self._admission.is_paused = True
-        flying = {link: list(link.in_flight) for link in self._fleet.live if link.in_flight}
-        self._fleet.land_all("the controller was closed")
-        for group_id, episode_ids in self._book.abandon().items():
-            for episode_id in episode_ids:
-                self._manager.reject(episode_id, "the controller was closed")
-            self._manager.close_group(group_id)
+        parts = self._parts
+        parts.admission.is_paused = True
+        flying = {link: list(link.in_flight) for link in parts.fleet.live if link.in_flight}
+        parts.fleet.land_all(_CLOSED)
+        parts.assembly.abandon(_CLOSED)
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
                 for link, episode_ids in flying.items():
@@ -162,7 +183,7 @@ class RolloutController:
         """
         self._check_open()
         link = self._link(worker)
-        self._fleet.add(link)
+        self._parts.fleet.add(link)
         self._serve(link)
         self._wake.set()
 
@@ -182,70 +203,105 @@ class RolloutController:
         Raises:
             BatchTimeoutError: It did not fill in time; nothing was consumed.
             DataExhaustedError: The source is over and the batch cannot fill.
+            FaultShareError: The share of faults stayed above its limit.
             StarvedError: Nothing runs, nothing may start, and nothing waits.
             ClosedError: The controller is closed or not entered yet.
+            ValueError: `num_episodes` is below 1.
         """
         if num_episodes < 1:
             raise ValueError(
                 f"num_episodes must be at least 1, got {num_episodes}. Count in episodes."
             )
+        self._trainer_waits = (num_episodes, self._clock.time())
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     self._check_open()
-                    batch = self._try_batch(num_episodes)
+                    self._parts.assembly.sweep()
+                    self._pump()
+                    batch = self._rule.try_batch(num_episodes)
                     if batch is not None:
                         return batch
                     await self._changed.wait()
         except TimeoutError as error:
             raise BatchTimeoutError(
                 f"a batch of {num_episodes} must fill within {timeout_s} s, got "
-                f"{self._assembly.ready.num_episodes}. {self.describe()}"
+                f"{self._parts.assembly.ready.num_episodes}: {self.describe()}. Raise the limit, "
+                "or mend what the sentence names."
             ) from error
+        finally:
+            self._trainer_waits = None
 
     def publish(self, version: int, *, batches: Sequence[int] | None = None) -> int:
-        """Advance the weight version and settle the batches that it was computed from.
+        """Advance the version, settle the batches behind it, return how many episodes that were.
 
         Args:
             version: The version that the servers hold now.
             batches: `RolloutBatch.batch` numbers; None settles every consumed batch.
-
-        Returns:
-            How many episodes were settled.
         """
-        num_settled = self._manager.publish(version, batches=batches)
-        self._assembly.settled(batches)
+        num_settled = self._parts.manager.publish(version, batches=batches)
+        self._parts.assembly.settled(batches)
         self._wake.set()
         return num_settled
 
     def settle(self, *, batches: Sequence[int] | None = None) -> int:
-        """Return the budget of skipped or discarded batches; the version stays.
-
-        Returns:
-            How many episodes were settled.
-        """
-        num_settled = self._manager.settle(batches)
-        self._assembly.settled(batches)
+        """Settle skipped or discarded batches, return how many episodes; the version stays."""
+        num_settled = self._parts.manager.settle(batches)
+        self._parts.assembly.settled(batches)
         self._wake.set()
         return num_settled
 
     # -- requests
 
     def submit(self, requests: Sequence[EpisodeRequest]) -> None:
-        """Put training groups in line, ahead of the task source; they wait for their budget.
+        """Put requests in line: evaluation at once, training groups ahead of the task source.
+
+        Training waits for its budget and comes by `prepare_batch`; evaluation takes slots, never
+        touches the staleness manager, and comes by `wait`.
 
         Raises:
-            ValueError: A group is malformed.
+            ValueError: A group is malformed, or an evaluation id is live.
+            ClosedError: The controller is closed or not entered yet.
         """
-        self._admission.submit(requests)
+        self._check_open()
+        self._parts.admission.submit([item for item in requests if not item.is_eval])
+        self._parts.desk.submit([item for item in requests if item.is_eval])
         self._wake.set()
+
+    async def wait(
+        self, episode_ids: Sequence[str], *, timeout_s: float | None = None
+    ) -> list[EpisodeRecord]:
+        """Return the records of evaluation episodes, in the order of the ids; give up on an error.
+
+        Raises:
+            BatchTimeoutError: Not all ended in time; the rest was cancelled.
+            LookupError: An id is not a live evaluation episode.
+            ClosedError: The controller is closed or not entered yet.
+        """
+        desk = self._parts.desk
+        desk.check(episode_ids)
+        num_wanted = len(episode_ids)
+        try:
+            await self._changed.wait_for(
+                lambda: self._is_closed or desk.count(episode_ids) == num_wanted,
+                timeout_s=timeout_s,
+            )
+            self._check_open()
+            return desk.take(episode_ids)
+        except TimeoutError as error:
+            raise BatchTimeoutError(
+                f"{num_wanted} evaluation episodes must end within {timeout_s} s, got "
+                f"{desk.count(episode_ids)}. Raise the limit or give more slots."
+            ) from error
+        finally:
+            desk.give_up(episode_ids)
+            for flight in self._parts.fleet.cancel(episode_ids, "the evaluation was given up"):
+                flight.link.ask_to_cancel(flight.request.episode_id)
 
     async def rollout_batch(
         self, requests: Sequence[EpisodeRequest], *, timeout_s: float | None = None
     ) -> list[EpisodeRecord]:
-        """Run evaluation episodes; one record per request, in their order.
-
-        They take slots but never touch the staleness manager.
+        """Run evaluation episodes; one record per request, in their order, faults included.
 
         Raises:
             BatchTimeoutError: Not all ended in time; the rest was cancelled.
@@ -253,51 +309,31 @@ class RolloutController:
             ClosedError: The controller is closed or not entered yet.
         """
         self._check_open()
-        ids = [request.episode_id for request in requests]
-        if len(set(ids)) != len(ids) or self._eval_live.intersection(ids):
-            raise ValueError(f"episode_id must be new, got {ids[:5]!r}. Use fresh ids.")
-        self._eval_live.update(ids)
-        self._eval_waiting.extend(
-            msgspec.structs.replace(request, is_eval=True) for request in requests
-        )
+        self._parts.desk.submit(requests)
         self._wake.set()
-        try:
-            await self._changed.wait_for(
-                lambda: self._is_closed or all(key in self._eval_records for key in ids),
-                timeout_s=timeout_s,
-            )
-            self._check_open()
-            return [self._eval_records[key] for key in ids]
-        except TimeoutError as error:
-            num_ended = sum(key in self._eval_records for key in ids)
-            raise BatchTimeoutError(
-                f"{len(ids)} evaluation episodes must end within {timeout_s} s, got {num_ended}. "
-                "Raise the limit or give more slots."
-            ) from error
-        finally:
-            self._forget_eval(ids)
+        return await self.wait([item.episode_id for item in requests], timeout_s=timeout_s)
 
     # -- pausing
 
     def pause_admission(self) -> None:
         """Start no further training episode; running ones go on."""
-        self._admission.is_paused = True
+        self._parts.admission.is_paused = True
 
     def resume_admission(self) -> None:
         """Start training episodes again."""
-        self._admission.is_paused = False
+        self._parts.admission.is_paused = False
         self._wake.set()
 
     async def pause_generation(self) -> None:
         """Return once no live worker sends requests to an inference server."""
         async with asyncio.TaskGroup() as group:
-            for link in self._fleet.live:
+            for link in self._parts.fleet.live:
                 group.create_task(link.pause())
 
     async def resume_generation(self) -> None:
         """Let every live worker generate again."""
         async with asyncio.TaskGroup() as group:
-            for link in self._fleet.live:
+            for link in self._parts.fleet.live:
                 group.create_task(link.resume())
 
     async def drain(self, *, timeout_s: float | None = None) -> None:
@@ -307,17 +343,18 @@ class RolloutController:
             BatchTimeoutError: Episodes still run after `timeout_s`.
         """
         self.pause_admission()
+        fleet = self._parts.fleet
         try:
-            await self._changed.wait_for(lambda: not self._fleet.num_in_flight, timeout_s=timeout_s)
+            await self._changed.wait_for(lambda: not fleet.num_in_flight, timeout_s=timeout_s)
         except TimeoutError as error:
             raise BatchTimeoutError(
-                f"all episodes must end within {timeout_s} s, got {self._fleet.num_in_flight} "
-                "in flight. Raise the limit or close the controller."
+                f"all episodes must end within {timeout_s} s, got {fleet.num_in_flight} in "
+                "flight. Raise the limit or close the controller."
             ) from error
 
     def nudge(self, worker_name: str) -> None:
         """Look at a worker's records now; what a completion callback calls, any number of times."""
-        link = self._fleet.links.get(worker_name)
+        link = self._parts.fleet.links.get(worker_name)
         if link is not None:
             link.nudge()
 
@@ -325,41 +362,44 @@ class RolloutController:
 
     def describe(self) -> str:
         """Return one sentence: what waits for what."""
-        capacity = self._manager.capacity()
-        blocked = self._admission.blocked_by
-        return (
-            f"{self._fleet.num_in_flight} episodes in flight on {len(self._fleet.live)} workers, "
-            f"{len(self._book.pending)} members wait for a slot, {self._book.num_open} groups are "
-            f"open, {len(self._assembly.ready)} are ready; {capacity.describe()}"
-            + (f"; the next group was refused by {blocked}" if blocked else "")
-            + ("; admission is paused" if self._admission.is_paused else "")
-        )
+        return self._parts.describe()
 
     def statistics(self) -> ControllerStatistics:
         """Return a frozen picture of flights, groups and counts."""
-        fleet, assembly = self._fleet, self._assembly
-        return ControllerStatistics(
-            num_workers=len(fleet.live),
-            num_slots=sum(link.num_slots for link in fleet.live),
-            num_in_flight=fleet.num_in_flight,
-            num_pending=len(self._book.pending),
-            num_eval_waiting=len(self._eval_waiting),
-            num_open_groups=self._book.num_open,
-            num_ready_groups=len(assembly.ready),
-            num_ready_episodes=assembly.ready.num_episodes,
-            num_landed=fleet.num_landed,
-            num_faults=fleet.num_faults,
-            num_refills=self._book.num_refills,
-            num_duplicates=fleet.num_duplicates,
-            num_worker_deaths=fleet.num_worker_deaths,
-            num_smaller_groups=assembly.num_smaller_groups,
-            dropped_groups=dict(assembly.dropped_groups),
-            is_admission_open=not self._admission.is_paused,
-            blocked_by=self._admission.blocked_by,
-            staleness=self._manager.statistics(),
+        return self._parts.statistics()
+
+    async def worker_statistics(self) -> list[ExecutorStatistics]:
+        """Return what each live worker does now."""
+        found: list[ExecutorStatistics] = []
+
+        async def ask(link: WorkerLink) -> None:
+            statistics = await link.statistics()
+            if statistics is not None:
+                found.append(statistics)
+
+        async with asyncio.TaskGroup() as group:
+            for link in self._parts.fleet.live:
+                group.create_task(ask(link))
+        return sorted(found, key=lambda item: item.name)
+
+    async def report(self) -> str:
+        """Return one sentence: for whom the trainer waits, and where most slots are stuck."""
+        workers = await self.worker_statistics()
+        num_wanted, since_s = self._trainer_waits or (0, self._clock.time())
+        return describe_wait(
+            num_missing=max(0, num_wanted - self._parts.assembly.ready.num_episodes),
+            waiting_s=self._clock.time() - since_s,
+            num_slots=sum(worker.num_slots for worker in workers),
+            views=[view for worker in workers for view in worker.slots],
+            stuck_after_s=self.config.watchdog_interval_s,
+            situation=self.describe(),
         )
 
-    # -- loops and decisions
+    def snapshot(self) -> ControllerSnapshot:
+        """Return what a checkpoint has to hold; read the task source's position with it."""
+        return take_snapshot(self._parts)
+
+    # -- loops and their steps
 
     async def _admission_loop(self) -> None:
         while not self._is_closed:
@@ -372,96 +412,54 @@ class RolloutController:
             self._wake.clear()
             self._changed.notify()
 
+    async def _watchdog_loop(self) -> None:
+        while not self._is_closed:
+            await self._clock.sleep(self.config.watchdog_interval_s)
+            waits = self._trainer_waits
+            if waits and self._clock.time() - waits[1] >= self.config.watchdog_interval_s:
+                logger.warning("%s", await self.report())
+
     def _pump(self) -> None:
+        """Fill every free slot that the bounds allow."""
+        fleet, desk = self._parts.fleet, self._parts.desk
+        if self._is_closed:
+            return
         if self.config.episode_deadline_s is not None:
-            self._fleet.land_overdue(self.config.episode_deadline_s)
-        while self._eval_waiting:
-            request = self._eval_waiting[0]
-            link = self._fleet.pick(request.group_id)
+            for flight in fleet.land_overdue(self.config.episode_deadline_s):
+                flight.link.ask_to_cancel(flight.request.episode_id)
+        while desk.waiting:
+            link = fleet.pick(desk.waiting[0].group_id)
             if link is None:
                 return
-            del self._eval_waiting[0]
-            self._fleet.assign(request, link)
-        while self._fleet.num_free > 0:
-            request = self._admission.next_start()
+            fleet.assign(desk.waiting.popleft(), link)
+        while not self._parts.breaker.is_open and fleet.has_free:
+            request = self._parts.admission.next_start()
             if request is None:
                 return
-            link = self._fleet.pick(request.group_id)
+            link = fleet.pick(request.group_id)
             assert link is not None
-            self._fleet.assign(request, link)
+            fleet.assign(request, link)
 
     def _landed(self, request: EpisodeRequest, record: EpisodeRecord) -> None:
         if request.is_eval:
-            if request.episode_id in self._eval_live:
-                self._eval_records[request.episode_id] = record
+            self._parts.desk.landed(record)
         else:
-            complete = self._assembly.ended(request, record)
+            self._parts.breaker.note(record.fault)
+            complete = self._parts.assembly.ended(request, record)
             if complete is not None:
-                self._fleet.forget_group(complete.group_id)
+                self._parts.fleet.forget_group(complete.group_id)
         self._wake.set()
         self._changed.notify()
 
+    def _late(self, record: EpisodeRecord) -> None:
+        if not record.is_eval:
+            self._parts.assembly.late([record])
+
     def _died(self, link: WorkerLink, reason: str) -> None:
-        self._fleet.lose(link, reason)
-        if self._on_worker_lost is not None:
+        self._parts.fleet.lose(link, reason)
+        if self._on_worker_lost is not None and not self._is_closed:
             self._on_worker_lost(link.name)
         self._wake.set()
-
-    def _try_batch(self, num_episodes: int) -> RolloutBatch | None:
-        self._assembly.sweep()
-        ready = self._assembly.ready
-        if ready.num_episodes >= num_episodes:
-            if self._must_wait_for_overrun():
-                return None
-            return self._assembly.take(num_episodes, is_short=False)
-        if self._fleet.num_training or self._book.pending or self._admission.is_paused:
-            self._stuck_since_s = None
-            return None
-        if not self._admission.has_more:
-            raise DataExhaustedError(
-                f"a batch of {num_episodes} must fill from the task source, got "
-                f"{ready.num_episodes} and no further group: data exhausted. Use an endless "
-                "source, or take what is ready with a smaller batch."
-            )
-        return self._when_stuck(num_episodes)
-
-    def _when_stuck(self, num_episodes: int) -> RolloutBatch | None:
-        now_s = self._clock.time()
-        if self._admission.blocked_by == STALENESS and len(self._assembly.ready):
-            return self._assembly.take(num_episodes, is_short=True)
-        if self._stuck_since_s is None:
-            self._stuck_since_s = now_s
-        if self._assembly.in_training or (
-            now_s - self._stuck_since_s < self.config.starved_after_s
-        ):
-            return None
-        raise StarvedError(
-            f"a batch of {num_episodes} must be able to fill, got nothing running for "
-            f"{self.config.starved_after_s} s: {self.describe()}. Free what the refusing bound "
-            "counts, or add a worker."
-        )
-
-    def _must_wait_for_overrun(self) -> bool:
-        if self.config.on_overrun == "drop":
-            return False
-        version = self._manager.version
-        last = version - self._manager.config.max_off_policyness
-        if not self._book.has_group_as_old_as(last):
-            return False
-        now_s = self._clock.time()
-        if self._overrun is None or self._overrun[0] != version:
-            self._overrun = (version, now_s)
-        return now_s - self._overrun[1] < self.config.overrun_deadline_s
-
-    def _forget_eval(self, ids: Sequence[str]) -> None:
-        self._eval_live.difference_update(ids)
-        self._eval_waiting = [
-            request for request in self._eval_waiting if request.episode_id not in ids
-        ]
-        for flight in self._fleet.cancel(ids, "the evaluation was given up"):
-            flight.link.ask_to_cancel(flight.request.episode_id)
-        for key in ids:
-            self._eval_records.pop(key, None)
 
     def _link(self, worker: Worker) -> WorkerLink:
         if isinstance(worker, NotifyingWorker):
@@ -470,7 +468,7 @@ class RolloutController:
             worker,
             poll_interval_s=self.config.poll_interval_s,
             call_deadline_s=self.config.worker_call_deadline_s,
-            on_records=self._fleet.land,
+            on_records=self._parts.fleet.land,
             on_death=self._died,
         )
 

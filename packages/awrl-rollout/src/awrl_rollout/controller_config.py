@@ -28,6 +28,14 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest such wait; what is still running then is dropped later, as under `drop`."""
     starved_after_s: float = 60.0
     """A batch that cannot fill for this long, with nothing running, is an error."""
+    max_fault_share: float | None = 0.5
+    """Largest share of faulted training episodes over `fault_window`; None never stops the run.
+    Cancelled episodes and those of a dead worker are not counted."""
+    fault_window: int = 64
+    """Training episodes that the share is taken over."""
+    watchdog_interval_s: float = 120.0
+    """While the trainer waits this long, a sentence that says for whom is logged, again and again;
+    a slot that stays this long in one stage counts as stuck."""
     group: GroupPolicy = GroupPolicy()
     """What happens to groups that lose members."""
 
@@ -39,7 +47,14 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "episode_deadline_s",
             "overrun_deadline_s",
             "starved_after_s",
+            "fault_window",
+            "watchdog_interval_s",
         ):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ValueError(f"{name} must be above 0, got {value}. It is in seconds.")
+                raise ValueError(f"{name} must be above 0, got {value}. Seconds end in _s.")
+        share = self.max_fault_share
+        if share is not None and not 0 <= share <= 1:
+            raise ValueError(
+                f"max_fault_share must be between 0 and 1, got {share}. Use None to switch it off."
+            )

@@ -18,6 +18,10 @@ from awrl_rollout.worker_link import WorkerLink
 logger = logging.getLogger(__name__)
 
 
+_MAX_GIVEN_UP = 10_000
+"""Given-up ids whose late records are still told; an id is a few dozen bytes."""
+
+
 class Flight(NamedTuple):
     """One episode between its assignment and its landing."""
 
@@ -32,20 +36,28 @@ class Fleet:
     Args:
         clock: Source of time.
         on_landed: Called once per episode, with its request and its record.
+        on_late: Called with the record of an episode that was given up before, once.
     """
 
     def __init__(
-        self, clock: Clock, on_landed: Callable[[EpisodeRequest, EpisodeRecord], None]
+        self,
+        clock: Clock,
+        on_landed: Callable[[EpisodeRequest, EpisodeRecord], None],
+        on_late: Callable[[EpisodeRecord], None],
     ) -> None:
         self.links: dict[str, WorkerLink] = {}
         self.num_duplicates = 0
         self.num_worker_deaths = 0
         self.num_landed = 0
+        self.num_training = 0
+        """Training episodes in flight."""
         self.num_faults = 0
         self._clock = clock
         self._on_landed = on_landed
+        self._on_late = on_late
         self._flights: dict[str, Flight] = {}
         self._home: dict[str, str] = {}
+        self._given_up: dict[str, None] = {}
 
     @property
     def num_in_flight(self) -> int:
@@ -53,14 +65,9 @@ class Fleet:
         return len(self._flights)
 
     @property
-    def num_training(self) -> int:
-        """Training episodes in flight."""
-        return sum(not flight.request.is_eval for flight in self._flights.values())
-
-    @property
-    def num_free(self) -> int:
-        """Free slots over all live workers."""
-        return sum(link.num_free for link in self.live)
+    def has_free(self) -> bool:
+        """Whether any live worker has a free slot."""
+        return any(link.num_free > 0 for link in self.links.values())
 
     @property
     def live(self) -> list[WorkerLink]:
@@ -91,6 +98,7 @@ class Fleet:
     def assign(self, request: EpisodeRequest, link: WorkerLink) -> None:
         """Put an episode in flight."""
         self._flights[request.episode_id] = Flight(request, link, self._clock.time())
+        self.num_training += not request.is_eval
         if request.group_size > 1:
             self._home[request.group_id] = link.name
         link.assign(request)
@@ -104,10 +112,11 @@ class Fleet:
         for record in records:
             flight = self._flights.pop(record.episode_id, None)
             if flight is None:
-                self.num_duplicates += 1
+                self._late(record)
                 continue
             flight.link.release(record.episode_id)
             self.num_landed += 1
+            self.num_training -= not flight.request.is_eval
             self.num_faults += record.fault is not None
             self._on_landed(flight.request, record)
 
@@ -147,6 +156,15 @@ class Fleet:
             self._land_as_fault(flight.request, FaultKind.CANCELLED, reason)
         return flights
 
+    def _late(self, record: EpisodeRecord) -> None:
+        self.num_duplicates += 1
+        if record.episode_id in self._given_up:
+            del self._given_up[record.episode_id]
+            self._on_late(record)
+
     def _land_as_fault(self, request: EpisodeRequest, kind: FaultKind, message: str) -> None:
+        self._given_up[request.episode_id] = None
+        if len(self._given_up) > _MAX_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
         fault = Fault(kind=kind, boundary="controller", error_type="", message=message)
         self.land([record_fault(request, fault, Measured())])

@@ -61,6 +61,13 @@ class CompleteGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Members lost to faults after their last refill."""
     num_filtered: int
     """Members that the workflow filtered out."""
+    expired: frozenset[str] = frozenset()
+    """Ids of records that were too far behind when the group was last in a batch."""
+
+    @property
+    def fresh_records(self) -> tuple[EpisodeRecord, ...]:
+        """The records that the ledger still holds."""
+        return tuple(item for item in self.records if item.episode_id not in self.expired)
 
 
 class MemberEnding(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +76,15 @@ class MemberEnding(msgspec.Struct, frozen=True, kw_only=True):
     refill: EpisodeRequest | None = None
     """Already in the pending line; the ledger has to hear of it."""
     complete: CompleteGroup | None = None
+
+
+class AbandonedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """An open group that nobody waits for any more."""
+
+    episode_ids: list[str]
+    """Members that the ledger still holds: ended well, or waiting for a slot."""
+    records: list[EpisodeRecord]
+    """Members that ended well."""
 
 
 class _OpenGroup(msgspec.Struct):
@@ -105,12 +121,16 @@ class GroupBook:
         """Add a group; its members join the end of the pending line."""
         group_id = requests[0].group_id
         self._groups[group_id] = _OpenGroup(
-            sequence=self._next_sequence,
+            sequence=self.next_sequence(),
             requests={request.member: request for request in requests},
             num_open=len(requests),
         )
-        self._next_sequence += 1
         self.pending.extend(requests)
+
+    def next_sequence(self) -> int:
+        """Return the next place in the order of admission."""
+        self._next_sequence += 1
+        return self._next_sequence - 1
 
     def started(self, request: EpisodeRequest, version: int) -> None:
         """Note the version at which a member started."""
@@ -148,17 +168,20 @@ class GroupBook:
         groups = sorted(self._groups.values(), key=lambda group: group.sequence)
         return [tuple(group.requests.values()) for group in groups]
 
-    def abandon(self) -> dict[str, list[str]]:
-        """Forget everything; return, by open group, the ids that the ledger still holds."""
-        live = {
-            group_id: [record.episode_id for record in group.records.values()]
+    def abandon(self) -> dict[str, AbandonedGroup]:
+        """Forget everything and return what was left, by open group."""
+        left = {
+            group_id: AbandonedGroup(
+                episode_ids=[record.episode_id for record in group.records.values()],
+                records=list(group.records.values()),
+            )
             for group_id, group in self._groups.items()
         }
         for request in self.pending:
-            live[request.group_id].append(request.episode_id)
+            left[request.group_id].episode_ids.append(request.episode_id)
         self._groups.clear()
         self.pending.clear()
-        return live
+        return left
 
     def _refill(self, group: _OpenGroup, request: EpisodeRequest) -> EpisodeRequest:
         first = group.requests[request.member]

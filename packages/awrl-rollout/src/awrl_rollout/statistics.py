@@ -73,6 +73,8 @@ class ControllerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     num_worker_deaths: int
     num_smaller_groups: int
     """Groups delivered with fewer members than asked for."""
+    num_short_batches: int
+    """Batches that closed short because no further group could be admitted."""
     dropped_groups: dict[str, int]
     """Groups that never reached a batch, by reason."""
     is_admission_open: bool

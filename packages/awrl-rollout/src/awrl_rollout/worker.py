@@ -65,11 +65,11 @@ class NotifyingWorker(Protocol):
 class GenerationSwitch(Protocol):
     """The part of a generation client that `pause` and `resume` reach."""
 
-    async def pause(self) -> None:
+    def pause(self) -> None:
         """Hold back every request from now on."""
         ...
 
-    async def resume(self) -> None:
+    def resume(self) -> None:
         """Send requests again."""
         ...
 
@@ -121,12 +121,12 @@ class LocalWorker:
     async def pause(self) -> None:
         """Pause the generation client."""
         if self._generation is not None:
-            await self._generation.pause()
+            self._generation.pause()
 
     async def resume(self) -> None:
         """Resume the generation client."""
         if self._generation is not None:
-            await self._generation.resume()
+            self._generation.resume()
 
     async def statistics(self) -> ExecutorStatistics:
         """Return the executor's statistics."""
