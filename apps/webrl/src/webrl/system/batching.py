@@ -61,9 +61,7 @@ def zero_variance_reason(rewards: Sequence[float]) -> str | None:
     return "zero_variance" if max(rewards) == min(rewards) else None
 
 
-def group_advantages(
-    members: Sequence[GroupMember], config: AdvantageConfig
-) -> dict[str, float]:
+def group_advantages(members: Sequence[GroupMember], config: AdvantageConfig) -> dict[str, float]:
     """Return the advantage of each episode by episode id.
 
     Args:

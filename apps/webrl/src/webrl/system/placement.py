@@ -124,7 +124,9 @@ def setup_mixed_layout(roles: Sequence[RoleSpec]) -> dict[str, RolePlacement]:
 
 def release_layout(placements: Mapping[str, RolePlacement]) -> None:
     """Remove every placement group of a layout."""
-    for group in {placement.group.id: placement.group for placement in placements.values()}.values():
+    for group in {
+        placement.group.id: placement.group for placement in placements.values()
+    }.values():
         remove_placement_group(group)
 
 

@@ -6,28 +6,30 @@ Invariants:
     * a finished record is kept until the controller acknowledges it: a lost callback costs a poll
       interval, never the episode.
 
-Loops (children of ``serve``): the executor's slots and its notify loop, which posts callbacks.
+Loops (children of ``serve``): the executor's slots and its notify loop, which posts callbacks. A
+synchronous worker serves no slots of its own between rounds.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import aiohttp
-import msgspec
 import ray
 import torch
 from awrl_pixelstore import PixelStoreClient
 from awrl_rollout import (
+    CallbackNotifier,
     EpisodeRecord,
     EpisodeRequest,
     ExecutorStatistics,
     InterruptibleGenerator,
     RetryPolicy,
+    SyncPool,
+    SyncPoolStatistics,
     WorkflowExecutor,
 )
 
@@ -37,10 +39,8 @@ from webrl.system.routing import ServerRouter, make_generator
 from webrl.system.workflow import WebTaskWorkflow, WorkflowConfig
 from webrl.tasks import Task
 
-logger = logging.getLogger(__name__)
-
-CALLBACK_DEADLINE_S = 5.0
-"""A callback that takes longer is given up; polling brings the record."""
+RETRY_DELAY_S = 0.2
+"""Before a faulted episode runs again in its slot; a restarted browser is back by then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +71,8 @@ class WorkerSpec:
     """Runs of one episode in its slot before its fault is recorded."""
     initial_version: int = 0
     """Version of tokens from a server that was never updated."""
+    is_synchronous: bool = False
+    """Sessions are spawned and torn down around each round, instead of living on."""
 
 
 class RolloutWorker:
@@ -99,8 +101,13 @@ class RolloutWorker:
         self._stack = AsyncExitStack()
         self._router: ServerRouter | None = None
         self._generator: InterruptibleGenerator | None = None
+        self._workflow: WebTaskWorkflow | None = None
         self._executor: WorkflowExecutor | None = None
-        self._http: aiohttp.ClientSession | None = None
+        self._pool: SyncPool | None = None
+
+    async def ready(self) -> str:
+        """Return the worker's name: its process has started."""
+        return self._name
 
     async def start(self, server_urls: Sequence[str]) -> int:
         """Start browser and generation; returns the process id of this worker.
@@ -110,11 +117,16 @@ class RolloutWorker:
         """
         spec = self._spec
         pool = await self._stack.enter_async_context(BrowserPool(spec.browser))
-        self._http = await self._stack.enter_async_context(aiohttp.ClientSession())
+        notifier = None
+        if self._callback is not None:
+            notifier = CallbackNotifier(
+                self._callback.url, token=self._callback.token, worker=self._name
+            )
+            self._stack.push_async_callback(notifier.aclose)
         self._router = ServerRouter(server_urls, initial_version=spec.initial_version)
         self._stack.push_async_callback(self._router.aclose)
         self._generator = make_generator(self._router, deadline_s=spec.episode_timeout_s)
-        workflow = WebTaskWorkflow(
+        self._workflow = workflow = WebTaskWorkflow(
             pool=pool,
             tasks={task.full_name: task for task in spec.tasks},
             generator=self._generator,
@@ -123,15 +135,29 @@ class RolloutWorker:
             config=spec.workflow,
         )
         self._stack.push_async_callback(workflow.aclose)
+        retry = RetryPolicy(max_retries=spec.max_attempts - 1, base_delay_s=RETRY_DELAY_S)
+        if spec.is_synchronous:
+            self._pool = SyncPool(
+                workflow,
+                num_slots=spec.browser.num_slots,
+                name=self._name,
+                spawn=workflow.open_session,
+                tear_down=workflow.close_session,
+                deadline_s=spec.episode_timeout_s,
+                retry=retry,
+            )
         self._executor = WorkflowExecutor(
             workflow,
             num_slots=spec.browser.num_slots,
             name=self._name,
             deadline_s=spec.episode_timeout_s,
-            on_finished=self._announce if self._callback else None,
-            retry=RetryPolicy(max_attempts=spec.max_attempts),
+            on_finished=notifier,
+            retry=retry,
         )
-        await workflow.warm_up(spec.browser.num_slots)
+        if not spec.is_synchronous:
+            async with asyncio.TaskGroup() as group:
+                for slot in range(spec.browser.num_slots):
+                    group.create_task(workflow.open_session(slot))
         return os.getpid()
 
     async def serve(self) -> None:
@@ -144,11 +170,17 @@ class RolloutWorker:
         if self._executor is not None:
             await self._executor.aclose(timeout_s=3.0)
 
-    async def respawn(self) -> None:
-        """Close every session and open new ones: what a synchronous pool pays each round."""
-        workflow = self._built.workflow
-        assert isinstance(workflow, WebTaskWorkflow)
-        await workflow.respawn(self._spec.browser.num_slots)
+    async def run_round(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeRecord]:
+        """Run one synchronous round: spawn sessions, wait for the slowest, tear down."""
+        if self._pool is None:
+            raise RuntimeError("run_round needs a synchronous worker, got an everlasting one.")
+        return await self._pool.run_round(requests)
+
+    async def round_statistics(self) -> SyncPoolStatistics:
+        """Return rounds and slot time of a synchronous worker."""
+        if self._pool is None:
+            raise RuntimeError("round_statistics needs a synchronous worker.")
+        return self._pool.statistics()
 
     async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
         """Accept episode requests."""
@@ -190,20 +222,6 @@ class RolloutWorker:
         if self._generator is None:
             raise RuntimeError("start must be called before any other method, got none yet.")
         return self._generator
-
-    async def _announce(self, records: Sequence[EpisodeRecord]) -> None:
-        assert self._callback is not None
-        assert self._http is not None
-        body = {"worker": self._name, "episode_ids": [record.episode_id for record in records]}
-        try:
-            await self._http.post(
-                self._callback.url,
-                data=msgspec.json.encode(body),
-                headers={"Authorization": f"Bearer {self._callback.token}"},
-                timeout=aiohttp.ClientTimeout(total=CALLBACK_DEADLINE_S),
-            )
-        except (aiohttp.ClientError, TimeoutError) as error:
-            logger.info("callback to %s was lost: %s", self._callback.url, error)
 
 
 RolloutWorkerActor = ray.remote(RolloutWorker)

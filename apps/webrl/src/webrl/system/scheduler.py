@@ -60,6 +60,10 @@ class RayScheduler:
         """Return the node id that holds a rank of a role."""
         return self._placements[role].node_of_rank[rank]
 
+    def num_workers(self, role: str) -> int:
+        """Return how many workers a role has."""
+        return self._roles[role].num_workers
+
     def create_worker(
         self,
         role: str,

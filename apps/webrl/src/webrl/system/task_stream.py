@@ -35,9 +35,7 @@ class TaskStreamState(msgspec.Struct, frozen=True, kw_only=True):
 class TaskStream:
     """Hands out groups of sibling episode requests for ever."""
 
-    def __init__(
-        self, tasks: Sequence[str], *, num_seeds: int, group_size: int, seed: int
-    ) -> None:
+    def __init__(self, tasks: Sequence[str], *, num_seeds: int, group_size: int, seed: int) -> None:
         """Describe the data set: every task with every training seed.
 
         Args:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from awrl_pixelstore import PixelStoreClient
 from awrl_trainer import (
     ActorConfig,
     BucketTiming,
+    DiskPublisher,
     FSDPActor,
     GroupRequest,
     PublishPlan,
@@ -35,8 +37,6 @@ from webrl.system.server_process import find_free_port
 GROUP_DEADLINE = timedelta(seconds=300)
 """Limit of one collective among trainer ranks: a lost rank becomes an error, not a hang."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSpec:
@@ -46,8 +46,6 @@ class EngineSpec:
     """Checkpoint that training starts from."""
     actor: ActorConfig
     """Optimizer, loss and batching."""
-    server_dtype: str
-    """Dtype that the inference servers hold, as published."""
     num_threads: int = 1
     """Torch threads on a CPU."""
     use_cuda: bool = False
@@ -103,7 +101,6 @@ class UpdateEngine:
             spec.actor,
             collate=Collator(processor, self._fetch, pad_id=processor.eos_token_id),
             device="cuda" if spec.use_cuda else "cpu",
-            server_dtype=DTYPES[spec.server_dtype],
             version=version,
         )
         return os.getpid()
@@ -120,31 +117,45 @@ class UpdateEngine:
         """Return the policy's version."""
         return self._built.version
 
+    def save(self, root: str, keep: int, extra: Mapping[str, Any]) -> str:
+        """Write a complete checkpoint for resuming; returns its folder."""
+        return str(self._built.save(root, keep=keep, extra=extra))
+
+    def load(self, path: str) -> dict[str, Any]:
+        """Load a complete checkpoint; returns what ``save`` got as ``extra``."""
+        return self._built.load(path)
+
+    def write_snapshot(self, root: str, keep: int) -> str | None:
+        """Write the policy in Hugging Face's format; rank 0 returns its folder."""
+        publisher = DiskPublisher(Path(root), base=self._spec.policy_path, keep=keep)
+        path = self._built.write_snapshot(publisher)
+        return None if path is None else str(path)
+
     # -- publishing: every method reaches all ranks
 
     def publish_plan(self) -> PublishPlan:
         """Return names, dtypes, shapes and buckets."""
-        return self._built.sender.plan
+        return self._built.publish_plan()
 
     def bind_weights_group(self, request: GroupRequest) -> int:
         """Bind the rendezvous store on rank 0 and return its port."""
-        return self._built.sender.bind_group(request)
+        return self._built.bind_weights_group(request)
 
     def join_weights_group(self) -> None:
         """Form the group with the receivers on rank 0."""
-        self._built.sender.join_group()
+        self._built.join_weights_group()
 
     def broadcast_bucket(self, index: int) -> BucketTiming:
         """Gather one bucket on all ranks and broadcast it from rank 0."""
-        return self._built.sender.broadcast_bucket(index)
+        return self._built.broadcast_bucket(index)
 
     def close_weights_group(self) -> None:
         """Leave the group."""
-        self._built.sender.close_group()
+        self._built.close_weights_group()
 
     def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
         """Return the checksum of each named weight as it was sent."""
-        return self._built.sender.checksums(names)
+        return self._built.weight_checksums(names)
 
     @property
     def _built(self) -> FSDPActor:
@@ -153,7 +164,7 @@ class UpdateEngine:
         return self._actor
 
     def _fetch(self, keys: Sequence[str]) -> list[Any]:
-        return [image.data for image in self._pixels.get_many(list(keys))]
+        return list(self._pixels.get_many(list(keys)))
 
 
 UpdateEngineActor = ray.remote(UpdateEngine)

@@ -5,9 +5,10 @@ Invariant: every call of the source reaches all ranks, so that their collectives
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
-from awrl_rollout import SGLangClient, WeightBucket
+from awrl_rollout import ServerRefusedError, SGLangClient, WeightBucket
 from awrl_trainer import Bucket, BucketTiming, GroupMembership, GroupRequest, PublishPlan
 
 from webrl.system.scheduler import RayScheduler, WorkerHandle
@@ -53,7 +54,7 @@ class RayWeightSource:
         """Return checksums of the weights as they were sent."""
         return await self._first("weight_checksums", tuple(names))
 
-    async def _first(self, method: str, *args: object):  # noqa: ANN202 - as the method answers
+    async def _first(self, method: str, *args: object):
         answers = await self._scheduler.async_call_engine(
             self._ranks, method, *args, timeout_s=CALL_DEADLINE_S
         )
@@ -115,5 +116,6 @@ class SGLangReceiver:
         await self._client.continue_generation()
 
     async def destroy_weights_group(self, group_name: str) -> None:
-        """Leave the group."""
-        await self._client.destroy_weights_update_group(group_name)
+        """Leave the group; a server that is not a member refuses, which is as good."""
+        with contextlib.suppress(ServerRefusedError):
+            await self._client.destroy_weights_update_group(group_name)

@@ -118,28 +118,22 @@ class WebTaskWorkflow:
         self._config = config
         self._sessions: dict[int, BrowserSession] = {}
 
-    async def warm_up(self, num_slots: int) -> None:
-        """Open the session of every slot on a page of the first task, before any episode."""
+    async def open_session(self, slot: int) -> None:
+        """Open the session of a slot on its first page, before any episode asks for it."""
         task = next(iter(self._tasks.values()))
+        session = await self._session(slot)
+        await session.reset(task, 0)
 
-        async def open_one(slot: int) -> None:
-            session = await self._session(slot)
-            await session.reset(task, 0)
-
-        async with asyncio.TaskGroup() as group:
-            for slot in range(num_slots):
-                group.create_task(open_one(slot))
-
-    async def respawn(self, num_slots: int) -> None:
-        """Close every session and open new ones."""
-        await self.aclose()
-        await self.warm_up(num_slots)
+    async def close_session(self, slot: int) -> None:
+        """Close the session of a slot; harmless when it has none."""
+        session = self._sessions.pop(slot, None)
+        if session is not None:
+            await session.aclose()
 
     async def aclose(self) -> None:
         """Close every session."""
-        sessions, self._sessions = list(self._sessions.values()), {}
-        for session in sessions:
-            await session.aclose()
+        for slot in list(self._sessions):
+            await self.close_session(slot)
 
     async def _session(self, slot: int) -> BrowserSession:
         if slot not in self._sessions:

@@ -1,0 +1,236 @@
+"""Brings up every role of a run and takes it down again.
+
+Invariants:
+    * everything that was started is stopped when the block ends, in the reverse order, each part
+      within its own limit, whatever went wrong in between;
+    * servers, ranks, browsers and the PixelStore start at the same time: the slowest one counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ray
+from awrl_pixelstore import PixelStoreClient, get_or_create_pixel_store
+from awrl_rollout import SGLangClient
+
+from webrl.config import WebRLConfig
+from webrl.policy import PolicyProcessor
+from webrl.system import mapping
+from webrl.system.inference import InferenceServerActor, ServerSpec
+from webrl.system.rollout_worker import CallbackTarget, RolloutWorkerActor, WorkerSpec
+from webrl.system.scheduler import RayScheduler, WorkerHandle, call_worker
+from webrl.system.update_engine import UpdateEngineActor
+from webrl.system.weights import SGLangReceiver
+
+logger = logging.getLogger(__name__)
+
+STOP_DEADLINE_S = 4.0
+"""A part that does not stop within this time is killed with its Ray actor."""
+
+TEST_WORKER_ENV = {"OMP_NUM_THREADS": "1"}
+"""Torch in a worker only decodes and tokenises."""
+
+
+@dataclass(kw_only=True)
+class System:
+    """The started parts of a run."""
+
+    scheduler: RayScheduler
+    """Placed the roles."""
+    pixels: PixelStoreClient
+    """The run's PixelStore."""
+    processor: PolicyProcessor
+    """Prompts, image tokens, decoding."""
+    ranks: list[WorkerHandle] = field(default_factory=list[WorkerHandle])
+    """Update engine, rank 0 first."""
+    servers: list[WorkerHandle] = field(default_factory=list[WorkerHandle])
+    """Supervisors of the rollout servers."""
+    server_urls: list[str] = field(default_factory=list[str])
+    """Their addresses, in order."""
+    clients: list[SGLangClient] = field(default_factory=list[SGLangClient])
+    """The controller's clients of them, in order."""
+    test_servers: list[WorkerHandle] = field(default_factory=list[WorkerHandle])
+    """Supervisors of the test-rollout servers."""
+    test_urls: list[str] = field(default_factory=list[str])
+    """Their addresses."""
+    test_worker: WorkerHandle | None = None
+    """Runs evaluation episodes."""
+
+    def receivers(self) -> list[SGLangReceiver]:
+        """Return the rollout servers as weight receivers."""
+        return [
+            SGLangReceiver(handle.name, client)
+            for handle, client in zip(self.servers, self.clients, strict=True)
+        ]
+
+
+@asynccontextmanager
+async def launch(
+    config: WebRLConfig, policy_path: str, log_dir: Path, run_id: str, *, version: int
+) -> AsyncIterator[System]:
+    """Start PixelStore, servers, ranks and the test worker; rollout workers come later.
+
+    Args:
+        config: The run's.
+        policy_path: Checkpoint that training started from.
+        log_dir: Folder of the servers' logs.
+        run_id: Names the PixelStore.
+        version: Weight version that the ranks start at.
+
+    Yields:
+        The started system.
+
+    Raises:
+        PlacementError: The roles do not fit.
+        ServerStartError: A server did not start.
+        EngineCallError: A worker did not start.
+    """
+    deadline_s = config.scheduler.startup_timeout_s
+    processor = PolicyProcessor.from_pretrained(policy_path)
+    async with AsyncExitStack() as stack:
+        num_cpus = ray.cluster_resources().get("CPU", 1.0)
+        scheduler = RayScheduler(mapping.role_specs(config, num_cpus))
+        stack.callback(scheduler.shutdown)
+        pixels = await asyncio.to_thread(
+            get_or_create_pixel_store,
+            run_id,
+            num_shards=config.pixelstore.num_shards,
+            config=mapping.pixelstore_config(config),
+            timeout_s=deadline_s,
+        )
+        stack.push_async_callback(_quietly, pixels.aclose())
+        system = System(scheduler=scheduler, pixels=pixels, processor=processor)
+        spec = mapping.server_spec(config, policy_path)
+        system.servers = _server_workers(scheduler, mapping.ROLLOUT, spec, log_dir)
+        if config.test_rollout.enabled:
+            system.test_servers = _server_workers(scheduler, mapping.TEST_ROLLOUT, spec, log_dir)
+        stack.push_async_callback(stop_servers, [*system.servers, *system.test_servers])
+        system.ranks = _rank_workers(config, system, policy_path)
+        async with asyncio.TaskGroup() as group:
+            urls = group.create_task(_start(scheduler, system.servers, deadline_s))
+            test_urls = group.create_task(_start(scheduler, system.test_servers, deadline_s))
+            group.create_task(_start_ranks(scheduler, system.ranks, version, deadline_s))
+            if config.test_rollout.enabled:
+                system.test_worker = _test_worker(config, scheduler, policy_path)
+                group.create_task(_wait_ready(system.test_worker, deadline_s))
+        system.server_urls, system.test_urls = urls.result(), test_urls.result()
+        if system.test_worker is not None:
+            await call_worker(system.test_worker, "start", system.test_urls, timeout_s=deadline_s)
+            stack.push_async_callback(stop_workers, [system.test_worker])
+        for url in system.server_urls:
+            system.clients.append(await stack.enter_async_context(SGLangClient(url)))
+        yield system
+
+
+def create_rollout_worker(
+    system: System, spec: WorkerSpec, rank: int, name: str, callback: CallbackTarget | None
+) -> WorkerHandle:
+    """Create (not start) one rollout worker of a run."""
+    return system.scheduler.create_worker(
+        mapping.WORKER,
+        rank,
+        RolloutWorkerActor,
+        name,
+        spec,
+        system.pixels,
+        callback,
+        env_vars=TEST_WORKER_ENV,
+        actor_options={"max_concurrency": 64},
+    )
+
+
+async def stop_workers(workers: Sequence[WorkerHandle]) -> None:
+    """Close browsers and slots of rollout workers, each within its limit."""
+    async with asyncio.TaskGroup() as group:
+        for worker in workers:
+            group.create_task(_quietly(call_worker(worker, "stop", timeout_s=STOP_DEADLINE_S)))
+
+
+async def stop_servers(servers: Sequence[WorkerHandle]) -> None:
+    """End server processes, each within its limit."""
+    async with asyncio.TaskGroup() as group:
+        for server in servers:
+            group.create_task(_quietly(call_worker(server, "stop", timeout_s=STOP_DEADLINE_S)))
+
+
+def _server_workers(
+    scheduler: RayScheduler, role: str, spec: ServerSpec, log_dir: Path
+) -> list[WorkerHandle]:
+    return [
+        scheduler.create_worker(
+            role, rank, InferenceServerActor, spec, f"{role}-{rank}", str(log_dir)
+        )
+        for rank in range(scheduler.num_workers(role))
+    ]
+
+
+def _rank_workers(config: WebRLConfig, system: System, policy_path: str) -> list[WorkerHandle]:
+    count = system.scheduler.num_workers(mapping.ACTOR)
+    spec = mapping.engine_spec(config, policy_path, system.processor)
+    return [
+        system.scheduler.create_worker(
+            mapping.ACTOR,
+            rank,
+            UpdateEngineActor,
+            spec,
+            rank,
+            count,
+            system.pixels,
+            env_vars={"OMP_NUM_THREADS": str(config.actor.num_threads)},
+        )
+        for rank in range(count)
+    ]
+
+
+def _test_worker(config: WebRLConfig, scheduler: RayScheduler, policy_path: str) -> WorkerHandle:
+    spec = mapping.worker_spec(
+        config,
+        policy_path,
+        mapping.test_tasks(config),
+        num_slots=config.test_rollout.max_concurrent,
+        temperature=config.test_rollout.temperature or 1.0,
+        is_synchronous=False,
+    )
+    return scheduler.create_worker(
+        mapping.TEST_WORKER,
+        0,
+        RolloutWorkerActor,
+        "test",
+        spec,
+        None,
+        None,
+        env_vars=TEST_WORKER_ENV,
+        actor_options={"max_concurrency": 64},
+    )
+
+
+async def _start(
+    scheduler: RayScheduler, servers: Sequence[WorkerHandle], deadline_s: float
+) -> list[str]:
+    return await scheduler.async_call_engine(servers, "start", timeout_s=deadline_s)
+
+
+async def _start_ranks(
+    scheduler: RayScheduler, ranks: Sequence[WorkerHandle], version: int, deadline_s: float
+) -> None:
+    host, port = await call_worker(ranks[0], "rendezvous", timeout_s=deadline_s)
+    await scheduler.async_call_engine(ranks, "start", host, port, version, timeout_s=deadline_s)
+
+
+async def _wait_ready(worker: WorkerHandle, deadline_s: float) -> None:
+    await call_worker(worker, "ready", timeout_s=deadline_s)
+
+
+async def _quietly(call) -> None:
+    """Await a clean-up step; its failure must not hide why the run ends."""
+    try:
+        async with asyncio.timeout(STOP_DEADLINE_S):
+            await call
+    except Exception as error:  # noqa: BLE001 - the named boundary: shut-down goes on
+        logger.info("clean-up step failed: %s", error)

@@ -1,0 +1,239 @@
+"""From the run's configuration to what each component takes.
+
+Every component gets its own config; none of them sees the run's. Published keys are read here and
+nowhere deeper in the system.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+from awrl_pixelstore import DiskConfig, PixelStoreConfig
+from awrl_rollout import ControllerConfig, GroupPolicy
+from awrl_staleness import StalenessConfig
+from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig
+
+from webrl.browser import BrowserConfig, Deadlines
+from webrl.config import WebRLConfig
+from webrl.policy import PolicyProcessor
+from webrl.system.inference import ServerSpec
+from webrl.system.placement import RoleSpec
+from webrl.system.rollout_worker import WorkerSpec
+from webrl.system.update_engine import EngineSpec
+from webrl.system.workflow import WorkflowConfig
+from webrl.tasks import Task, load_task
+
+ROLLOUT = "rollout"
+ACTOR = "actor"
+TEST_ROLLOUT = "test-rollout"
+WORKER = "rollout-worker"
+TEST_WORKER = "test-worker"
+
+MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg"}
+"""Media type of each screenshot format."""
+
+
+def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
+    """Return the roles with resources that fit a machine of ``num_cpus`` logical CPUs.
+
+    On a CPU allocation every process declares an equal share, so that all of them fit two cores;
+    on GPUs each server and rank has a device of its own.
+    """
+    allocation = config.allocation
+    is_shared = allocation.shares_devices(ROLLOUT, ACTOR)
+    has_gpus = config.cluster.num_gpus > 0
+    num_test = config.test_rollout.n_gpus if config.test_rollout.enabled else 0
+    counts = {
+        ROLLOUT: allocation.role(ROLLOUT).dims.d,
+        ACTOR: allocation.role(ACTOR).dims.d,
+        TEST_ROLLOUT: num_test,
+        WORKER: config.env.num_workers,
+        TEST_WORKER: 1 if num_test else 0,
+    }
+    share = int(100 * min(1.0, num_cpus / sum(counts.values()))) / 100
+    gpus = 1.0 if has_gpus else 0.0
+    gpus_of = {
+        ROLLOUT: gpus / 2 if is_shared else gpus,
+        ACTOR: gpus / 2 if is_shared else gpus,
+        TEST_ROLLOUT: gpus,
+    }
+    return [
+        RoleSpec(
+            name=name,
+            num_workers=count,
+            cpus_per_worker=share,
+            gpus_per_worker=gpus_of.get(name, 0.0),
+            colocate_with=ROLLOUT if name == ACTOR and is_shared else None,
+        )
+        for name, count in counts.items()
+        if count
+    ]
+
+
+def staleness_config(config: WebRLConfig) -> StalenessConfig:
+    """Return the pacing bounds."""
+    return StalenessConfig(
+        max_concurrent=config.rollout.max_concurrent_rollouts,
+        consumer_batch_size=config.rollout.consumer_batch_size,
+        max_off_policyness=config.off_policyness_bound,
+    )
+
+
+def controller_config(config: WebRLConfig) -> ControllerConfig:
+    """Return the rollout controller's limits."""
+    return ControllerConfig(
+        on_overrun=config.rollout.on_overrun,
+        episode_deadline_s=2.0 * config.env.episode_timeout_s * config.rollout.max_attempts,
+        group=GroupPolicy(max_refills=config.rollout.max_attempts, min_members=2),
+    )
+
+
+def train_tasks(config: WebRLConfig) -> tuple[Task, ...]:
+    """Return the tasks with the limits of training episodes."""
+    return tuple(_task(config, entry.name, entry.max_steps) for entry in config.tasks)
+
+
+def test_tasks(config: WebRLConfig) -> tuple[Task, ...]:
+    """Return the tasks with the limits of evaluation episodes."""
+    return tuple(
+        _task(config, entry.name, entry.test_max_steps or entry.max_steps) for entry in config.tasks
+    )
+
+
+def _task(config: WebRLConfig, name: str, max_steps: int) -> Task:
+    task = load_task(name)
+    changes: dict[str, object] = {"max_steps": max_steps}
+    if config.env.reset is not None:
+        changes["reset"] = config.env.reset
+    return msgspec.structs.replace(task, **changes)
+
+
+def task_draw(config: WebRLConfig) -> list[str]:
+    """Return task names repeated by weight, the lightest once."""
+    lightest = min(entry.weight for entry in config.tasks)
+    return [
+        load_task(entry.name).full_name
+        for entry in config.tasks
+        for _ in range(max(1, round(entry.weight / lightest)))
+    ]
+
+
+def worker_spec(
+    config: WebRLConfig,
+    policy_path: str,
+    tasks: tuple[Task, ...],
+    *,
+    num_slots: int,
+    temperature: float,
+    is_synchronous: bool,
+) -> WorkerSpec:
+    """Return what a rollout worker is built from.
+
+    Args:
+        config: The run's.
+        policy_path: Checkpoint directory with tokenizer and processor.
+        tasks: Tasks with their limits.
+        num_slots: Slots of the worker.
+        temperature: Sampling temperature.
+        is_synchronous: Spawn and tear down sessions around each round.
+    """
+    env = config.env
+    return WorkerSpec(
+        policy_path=policy_path,
+        tasks=tasks,
+        browser=BrowserConfig(
+            num_slots=num_slots,
+            screenshot_format=env.screenshot_format,
+            jpeg_quality=env.jpeg_quality,
+            recycle_browser_every=env.recycle_after_episodes,
+            deadlines=Deadlines(
+                input_s=env.action_timeout_s,
+                evaluate_s=env.action_timeout_s,
+                screenshot_s=env.action_timeout_s,
+            ),
+        ),
+        workflow=WorkflowConfig(
+            temperature=temperature,
+            top_p=config.gconfig.top_p,
+            max_new_tokens=config.gconfig.max_new_tokens,
+            history_window=env.history_window,
+            media_type=MEDIA_TYPES[env.screenshot_format],
+        ),
+        episode_timeout_s=env.episode_timeout_s,
+        max_attempts=config.rollout.max_attempts,
+        is_synchronous=is_synchronous,
+    )
+
+
+def server_spec(config: WebRLConfig, policy_path: str) -> ServerSpec:
+    """Return how an inference server is started."""
+    return ServerSpec(
+        backend=config.allocation.role(ROLLOUT).backend,
+        model_path=policy_path,
+        num_threads=config.inference.num_threads,
+        start_timeout_s=config.scheduler.startup_timeout_s,
+    )
+
+
+def engine_spec(config: WebRLConfig, policy_path: str, processor: PolicyProcessor) -> EngineSpec:
+    """Return what a rank of the update engine is built from."""
+    actor, optimizer = config.actor, config.actor.optimizer
+    num_steps = config.total_steps * actor.ppo_n_minibatches * actor.ppo_n_epochs
+    return EngineSpec(
+        policy_path=policy_path,
+        num_threads=actor.num_threads,
+        use_cuda=config.cluster.num_gpus > 0,
+        actor=ActorConfig(
+            optimizer=OptimizerConfig(
+                lr=optimizer.lr,
+                betas=(optimizer.beta1, optimizer.beta2),
+                eps=optimizer.eps,
+                weight_decay=optimizer.weight_decay,
+                schedule=optimizer.schedule,
+                num_warmup_steps=round(optimizer.warmup_fraction * num_steps),
+                num_total_steps=num_steps,
+                min_lr_ratio=optimizer.min_lr_ratio,
+                max_grad_norm=optimizer.max_grad_norm,
+            ),
+            loss=LossConfig(
+                use_decoupled_loss=actor.use_decoupled_loss,
+                proximal_method=actor.prox_logp_method,
+                clip_low=actor.eps_clip,
+                clip_high=actor.eps_clip_higher or actor.eps_clip,
+                dual_clip=actor.c_clip,
+                behav_imp_weight_cap=actor.behav_imp_weight_cap,
+                behav_imp_weight_action=actor.behav_imp_weight_action,
+                entropy_coefficient=actor.entropy_coef,
+                kl_coefficient=actor.kl_ctl,
+                temperature=config.gconfig.temperature,
+                masked_token_ids=processor.masked_token_ids,
+            ),
+            token_budget=actor.max_tokens_per_mb,
+            num_mini_batches=actor.ppo_n_minibatches,
+            num_epochs=actor.ppo_n_epochs,
+            compute_dtype=actor.dtype,
+            publish_dtype=actor.dtype,
+            is_activation_checkpointed=actor.gradient_checkpointing,
+            seed=config.seed,
+        ),
+    )
+
+
+def pixelstore_config(config: WebRLConfig) -> PixelStoreConfig:
+    """Return the budgets of the PixelStore's shards."""
+    section = config.pixelstore
+    disk = None
+    if section.disk_dir is not None:
+        disk = DiskConfig(
+            root=os.path.abspath(section.disk_dir),
+            max_bytes=section.max_disk_bytes // section.num_shards,
+        )
+    return PixelStoreConfig(max_bytes=section.max_bytes // section.num_shards, disk=disk)
+
+
+def publisher_config(config: WebRLConfig, host: str, run_id: str) -> PublisherConfig:
+    """Return group and deadlines of the weight publisher."""
+    return PublisherConfig(
+        backend=config.update_backend, host=host, group_prefix=f"awrl-weights-{run_id}"
+    )
