@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -45,7 +45,7 @@ async def ok(_: Recorder, __: web.Request) -> web.Response:
 @asynccontextmanager
 async def served(
     answers: Answers = ok, config: SGLangClientConfig | None = None
-) -> AsyncIterator[tuple[Recorder, SGLangClient]]:
+) -> AsyncGenerator[tuple[Recorder, SGLangClient]]:
     recorder = Recorder(answers)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", recorder.handle)

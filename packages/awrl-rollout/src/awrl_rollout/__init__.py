@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from awrl_rollout.admission import ExtraBounds, TaskSource
-from awrl_rollout.assembly import AcceptGroup
 from awrl_rollout.batch import GroupResult, RolloutBatch
 from awrl_rollout.callback import CallbackNotifier, CallbackServer
 from awrl_rollout.clock import Clock, RealClock, VirtualClock
@@ -25,13 +24,16 @@ from awrl_rollout.errors import (
 from awrl_rollout.executor import WorkflowExecutor
 from awrl_rollout.faults import Fault, FaultKind
 from awrl_rollout.generation import GenerationConfig, GenerationStatistics, InterruptibleGenerator
-from awrl_rollout.groups import GroupPolicy
+from awrl_rollout.groups import CompleteGroup, GroupPolicy
+from awrl_rollout.hooks import AcceptGroup, DiscardHook, GroupDropHook
 from awrl_rollout.protocol import GenerateClient, GenerateRequest, GenerateResult, StopReason
+from awrl_rollout.resume import ControllerSnapshot
 from awrl_rollout.retry import RetryPolicy
-from awrl_rollout.sglang import PauseMode, SGLangClient
-from awrl_rollout.sglang_transport import SGLangClientConfig
+from awrl_rollout.sglang import SGLangClient
+from awrl_rollout.sglang_transport import PauseMode, SGLangClientConfig
 from awrl_rollout.sglang_wire import WeightBucket, WeightChecksums
 from awrl_rollout.slot import EpisodeContext, Workflow
+from awrl_rollout.sources import EpochSource
 from awrl_rollout.statistics import ControllerStatistics, ExecutorStatistics, SlotView
 from awrl_rollout.sync_pool import SyncPool, SyncPoolStatistics
 from awrl_rollout.worker import GenerationSwitch, LocalWorker, NotifyingWorker, Worker
@@ -43,14 +45,18 @@ __all__ = [
     "CallbackServer",
     "Clock",
     "ClosedError",
+    "CompleteGroup",
     "ControllerConfig",
+    "ControllerSnapshot",
     "ControllerStatistics",
     "DataExhaustedError",
+    "DiscardHook",
     "EpisodeContext",
     "EpisodeFaultError",
     "EpisodeRecord",
     "EpisodeRequest",
     "EpisodeResult",
+    "EpochSource",
     "ExecutorStatistics",
     "ExtraBounds",
     "Fault",
@@ -63,6 +69,7 @@ __all__ = [
     "GenerationDeadlineError",
     "GenerationStatistics",
     "GenerationSwitch",
+    "GroupDropHook",
     "GroupPolicy",
     "GroupResult",
     "InterruptibleGenerator",

@@ -19,13 +19,12 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Literal
 
 from awrl_rollout.errors import ServerRefusedError, ServerUnavailableError
 from awrl_rollout.protocol import GenerateRequest, GenerateResult
-from awrl_rollout.sglang_transport import SGLangClientConfig, SGLangTransport
+from awrl_rollout.sglang_transport import PauseMode, SGLangClientConfig, SGLangTransport
 from awrl_rollout.sglang_wire import (
     WeightBucket,
     WeightChecksums,
@@ -34,13 +33,9 @@ from awrl_rollout.sglang_wire import (
     generate_body,
 )
 
-__all__ = ["PauseMode", "SGLangClient"]
+__all__ = ["SGLangClient"]
 
 logger = logging.getLogger(__name__)
-
-PauseMode = Literal["abort", "in_place", "retract"]
-"""`abort` ends requests with what they have; `in_place` freezes them with their KV cache (mixed
-versions in one cache); `retract` puts them back and recomputes their KV cache on continue."""
 
 
 class SGLangClient:
@@ -280,9 +275,19 @@ class SGLangClient:
         body = {"new_version": str(version), "abort_all_requests": False}
         await self._transport.post("/update_weight_version", body)
 
-    async def weights_checksums(self, *, deadline_s: float = 120.0) -> WeightChecksums:
-        """Return a checksum of every weight, as the server names them."""
-        body = {"action": "checksum"}
+    async def weights_checksums(
+        self, names: Sequence[str] | None = None, *, deadline_s: float = 120.0
+    ) -> WeightChecksums:
+        """Return checksums of the server's weights.
+
+        Args:
+            names: Weights that are wanted; all when `None`. SGLang itself always gives all, under
+                names of its own for the weights that it fuses.
+            deadline_s: Seconds until the server must have answered.
+        """
+        body: dict[str, object] = {"action": "checksum"}
+        if names is not None:
+            body["names"] = list(names)
         reply = await self._transport.post("/weights_checker", body, deadline_s=deadline_s)
         return checksums_from_reply(reply)
 

@@ -1,10 +1,13 @@
-"""HTTP calls to one SGLang server: one deadline each, errors of the world turned into ours."""
+"""HTTP calls to one SGLang server: one deadline each, errors of the world turned into ours.
+
+Holds the settings of the client too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 import aiohttp
 import msgspec
@@ -12,11 +15,16 @@ import msgspec
 from awrl_rollout.errors import ServerRefusedError, ServerUnavailableError
 from awrl_rollout.sglang_wire import Reply, refusal_text
 
-__all__ = ["SGLangClientConfig", "SGLangTransport"]
+__all__ = ["PauseMode", "SGLangClientConfig", "SGLangTransport"]
 
 _HEADERS: Final = {"Content-Type": "application/json"}
 _KEEPALIVE_S: Final = 4.0
 """Idle connections are closed before SGLang closes them (5 s), so that no call meets a dead one."""
+
+
+PauseMode = Literal["abort", "in_place", "retract"]
+"""`abort` ends requests with what they have; `in_place` freezes them with their KV cache (mixed
+versions in one cache); `retract` puts them back and recomputes their KV cache on continue."""
 
 
 class SGLangClientConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from webrl.embedded.byte_cache import ByteCache
 from webrl.embedded.kv_cache import RowCache
-from webrl.embedded.prompt_cache import PromptCache, PromptKey, PromptState
+from webrl.embedded.prompt import PreparedPrompt, PromptKey, PromptState
 from webrl.embedded.request import FinishReason, GenerationRequest
 from webrl.embedded.runner import Runner
 from webrl.embedded.sampling import draw_tokens
@@ -31,18 +32,18 @@ Drawn = tuple[GenerationRequest, FinishReason | None]
 class RunningBatch:
     """Requests with a KV row."""
 
-    def __init__(self, runner: Runner, *, max_prefill_tokens: int, cache_tokens: int) -> None:
+    def __init__(self, runner: Runner, *, max_prefill_tokens: int, cache_bytes: int) -> None:
         """Start empty.
 
         Args:
             runner: Runs the forwards.
             max_prefill_tokens: Padded tokens of one prefill forward.
-            cache_tokens: Tokens of prompts that are kept for sharing.
+            cache_bytes: Bytes of prefilled prompts that are kept for sharing.
         """
         self._runner = runner
         self._max_prefill_tokens = max_prefill_tokens
         self._rows = RowCache()
-        self._prompts = PromptCache(cache_tokens)
+        self._prompts: ByteCache[PromptKey, PromptState] = ByteCache(cache_bytes)
         self.requests: list[GenerationRequest] = []
         self.num_prefill_tokens = 0
         self.num_shared_prompts = 0
@@ -50,20 +51,22 @@ class RunningBatch:
         self.num_output_tokens = 0
 
     def forget_prompts(self) -> None:
-        """Drop every shared prefill; rows in use stay."""
+        """Drop every shared prefill and image feature; rows in use stay."""
         self._prompts.clear()
+        self._runner.weights_changed()
 
     def admit(self, requests: Sequence[GenerationRequest], version: str) -> list[Drawn]:
         """Prefill `requests`, give them rows, and draw the first token of each."""
         states = self._prompt_states(requests)
-        for request in requests:
-            state = states[request.key]
+        keys = [_prompt(request).key for request in requests]
+        for request, key in zip(requests, keys, strict=True):
+            state = states[key]
             self._rows.append(state.kv)
             request.num_places = state.kv.num_tokens
             request.next_position = state.next_position
-            request.inputs = None
+            request.prompt = None
             self.requests.append(request)
-        logits = torch.stack([states[request.key].logits for request in requests])
+        logits = torch.stack([states[key].logits for key in keys])
         return self._draw(list(requests), logits, version)
 
     def decode(self, version: str) -> list[Drawn]:
@@ -110,39 +113,36 @@ class RunningBatch:
 
     def _prompt_states(self, requests: Sequence[GenerationRequest]) -> dict[PromptKey, PromptState]:
         states: dict[PromptKey, PromptState] = {}
-        missing: dict[PromptKey, GenerationRequest] = {}
+        missing: dict[PromptKey, PreparedPrompt] = {}
         for request in requests:
-            known = None if request.key in missing else self._prompts.get(request.key)
+            prompt = _prompt(request)
+            known = states.get(prompt.key) or self._prompts.get(prompt.key)
             if known is not None:
-                states[request.key] = known
-            if known is not None or request.key in missing:
+                states[prompt.key] = known
+            if known is not None or prompt.key in missing:
                 self.num_shared_prompts += 1
                 request.num_cached_tokens = request.num_prompt_tokens
             else:
-                missing[request.key] = request
+                missing[prompt.key] = prompt
         for chunk in self._chunks(list(missing.values())):
-            for request, state in zip(chunk, self._prefill(chunk), strict=True):
-                states[request.key] = state
-                self._prompts.put(request.key, state)
+            self.num_prefill_tokens += sum(prompt.num_tokens for prompt in chunk)
+            for prompt, state in zip(chunk, self._runner.prefill(chunk), strict=True):
+                states[prompt.key] = state
+                self._prompts.put(prompt.key, state, state.num_bytes)
         return states
 
-    def _prefill(self, requests: Sequence[GenerationRequest]) -> list[PromptState]:
-        inputs = [request.inputs for request in requests if request.inputs is not None]
-        self.num_prefill_tokens += sum(len(prompt.input_ids) for prompt in inputs)
-        return self._runner.prefill(inputs)
-
-    def _chunks(self, requests: list[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
+    def _chunks(self, prompts: list[PreparedPrompt]) -> Iterator[list[PreparedPrompt]]:
         """Cut by padded size; similar lengths together, so that little is padding."""
-        chunk: list[GenerationRequest] = []
-        for request in sorted(requests, key=_length):
-            if chunk and _length(request) * (len(chunk) + 1) > self._max_prefill_tokens:
+        chunk: list[PreparedPrompt] = []
+        for prompt in sorted(prompts, key=lambda prompt: prompt.num_tokens):
+            if chunk and prompt.num_tokens * (len(chunk) + 1) > self._max_prefill_tokens:
                 yield chunk
                 chunk = []
-            chunk.append(request)
+            chunk.append(prompt)
         if chunk:
             yield chunk
 
 
-def _length(request: GenerationRequest) -> int:
-    assert request.inputs is not None
-    return len(request.inputs.input_ids)
+def _prompt(request: GenerationRequest) -> PreparedPrompt:
+    assert request.prompt is not None, "a waiting request keeps its prompt"
+    return request.prompt

@@ -36,8 +36,10 @@ class EmbeddedServerConfig:
     """Padded tokens of one prefill forward; bounds its memory and how long an abort waits."""
     context_length: int | None = None
     """Longest prompt plus answer, in tokens; the model's own limit when `None`."""
-    prompt_cache_tokens: int = 65536
-    """Tokens of shared prompts whose KV cache is kept; 0 shares within one step only."""
+    prompt_cache_bytes: int = 2**29
+    """Bytes of prefilled prompts kept for siblings; 0 shares within one step only."""
+    image_cache_bytes: int = 2**28
+    """Bytes of image features kept until the next weight update; 0 keeps none."""
     max_body_bytes: int = 64 * 2**20
     """Largest request body; a bigger one is answered 413."""
     group_timeout_s: float = 60.0
@@ -51,10 +53,9 @@ class EmbeddedServerConfig:
         for name in ("num_threads", "max_running_requests", "max_prefill_tokens", "max_body_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Raise it.")
-        if self.prompt_cache_tokens < 0:
-            raise ValueError(
-                f"prompt_cache_tokens must be >= 0, got {self.prompt_cache_tokens}. Use 0 for none."
-            )
+        for name in ("prompt_cache_bytes", "image_cache_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 for none.")
         if self.context_length is not None and self.context_length < 2:
             raise ValueError(f"context_length must be >= 2, got {self.context_length}. Raise it.")
         if not self.group_timeout_s > 0:

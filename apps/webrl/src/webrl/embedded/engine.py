@@ -22,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from webrl.embedded.errors import BadRequestError
 from webrl.embedded.request import GenerationRequest
 from webrl.embedded.scheduler import Delivery, Scheduler
 
@@ -73,7 +74,16 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> None:
         """Hand a request to the scheduler."""
-        self.post(lambda: self._scheduler.submit(request))
+        self.post(lambda: self._submit(request))
+
+    def _submit(self, request: GenerationRequest) -> None:
+        try:
+            self._scheduler.submit(request)
+        except Exception as error:
+            # Damaged images raise whatever their decoder raises; no byte of a client ends the thread.
+            logger.exception("request %r can not be prepared", request.rid)
+            message = f"prompt and images must be readable, got {type(error).__name__}: {error}"
+            self._scheduler.reject(request, BadRequestError(message))
 
     async def call(self, function: Callable[[Scheduler], ResultT]) -> ResultT:
         """Run `function` on the scheduler in the model thread and return its result."""

@@ -14,10 +14,9 @@ from typing import Literal
 
 import torch
 
-from webrl.embedded.prompt_cache import PromptKey
+from webrl.embedded.prompt import PreparedPrompt
 from webrl.embedded.sampling import SamplingRow
 from webrl.embedded.wire import SamplingParams
-from webrl.policy import ModelInputs
 
 __all__ = ["Answer", "FinishReason", "GenerationRequest"]
 
@@ -78,10 +77,8 @@ class GenerationRequest:
     """Whether it is answered at every token."""
     stop_ids: frozenset[int] = frozenset()
     """Ids that end it."""
-    key: PromptKey = ((), ())
-    """What it shares with its siblings."""
-    inputs: ModelInputs | None = None
-    """Model inputs of what must be prefilled."""
+    prompt: PreparedPrompt | None = None
+    """What must be prefilled, while it waits; `None` once it has a row."""
     num_prompt_tokens: int = 0
     """Expanded prompt tokens."""
     num_cached_tokens: int = 0

@@ -2,20 +2,21 @@
 
 Invariants:
 
-* The model is the HF one and every forward goes through it; only the cache is ours.
+* The model is HF's Qwen3-VL and its own modules do the work; ours are the cache, the batching, and
+  the order in which they are called.
 * Positions are always passed explicitly (three rotary axes), so HF's remembered `rope_deltas` are
   never used.
 * Prefill pads on the right: with causal attention a real token never sees padding.
 * Runs in one thread; nothing here is shared with another one while a forward runs.
 
-Legend: `B` rows, `T` tokens, `V` vocabulary, `P` patches.
+Legend: `B` rows, `T` tokens, `V` vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from PIL import Image
@@ -23,8 +24,9 @@ from PIL import Image
 from webrl.embedded.config import EmbeddedServerConfig
 from webrl.embedded.errors import BadRequestError
 from webrl.embedded.kv_cache import DecodeView, PrefillCapture
-from webrl.embedded.prompt_cache import PromptState
-from webrl.policy import ModelInputs, PolicyProcessor, load_policy
+from webrl.embedded.prompt import PreparedPrompt, PromptState, prepared_key
+from webrl.embedded.vision import VisionEncoder
+from webrl.policy import PolicyProcessor, load_policy
 
 __all__ = ["ModelRunner", "Runner", "load_runner"]
 
@@ -32,18 +34,21 @@ __all__ = ["ModelRunner", "Runner", "load_runner"]
 class Runner(Protocol):
     """What the scheduler needs of a model."""
 
-    eos_token_ids: frozenset[int]
-    """Ids that end an answer."""
-    vocab_size: int
-    """Size of the logits."""
-    context_length: int
-    """Most tokens of prompt and answer together."""
-
-    def inputs(self, token_ids: Sequence[int], images: Sequence[bytes]) -> ModelInputs:
-        """Return the model inputs of a prompt; raises `BadRequestError` when they do not fit."""
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end an answer."""
         ...
 
-    def prefill(self, prompts: Sequence[ModelInputs]) -> list[PromptState]:
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and answer together."""
+        ...
+
+    def prepare(self, token_ids: Sequence[int], images: Sequence[bytes]) -> PreparedPrompt:
+        """Return a prompt ready for a prefill; raises `BadRequestError` when it can't be."""
+        ...
+
+    def prefill(self, prompts: Sequence[PreparedPrompt]) -> list[PromptState]:
         """Return the state after each prompt."""
         ...
 
@@ -53,9 +58,13 @@ class Runner(Protocol):
         """Return [B, V] logits after one more token per row."""
         ...
 
+    def weights_changed(self) -> None:
+        """Forget whatever was computed under older weights."""
+        ...
+
 
 class ModelRunner:
-    """The HF model behind the `Runner` protocol."""
+    """A Qwen3-VL model behind the `Runner` protocol."""
 
     def __init__(
         self,
@@ -65,60 +74,99 @@ class ModelRunner:
         eos_token_ids: frozenset[int],
         vocab_size: int,
         context_length: int,
+        image_cache_bytes: int,
     ) -> None:
         """Wrap a model in evaluation mode; use `load_runner` for a checkpoint folder."""
         self.model = model
         self.processor = processor
-        self.eos_token_ids = eos_token_ids
         self.vocab_size = vocab_size
-        self.context_length = context_length
-        self._body = cast("torch.nn.Module", model.get_submodule("model"))
-        self._head = cast("torch.nn.Module", model.get_submodule("lm_head"))
+        self._eos_token_ids = eos_token_ids
+        self._context_length = context_length
+        # HF's modules are only partly typed.
+        whole = cast("Any", model)
+        self._text = whole.model.language_model
+        self._embed = whole.model.get_input_embeddings()
+        self._head = whole.lm_head
+        self._image_token_id = int(whole.config.image_token_id)
         self._device = next(model.parameters()).device
+        self._vision = VisionEncoder(whole.model, cache_bytes=image_cache_bytes)
 
-    def inputs(self, token_ids: Sequence[int], images: Sequence[bytes]) -> ModelInputs:
-        """Return the model inputs of a prompt.
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end an answer."""
+        return self._eos_token_ids
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self._context_length
+
+    def weights_changed(self) -> None:
+        """Drop the image features of older weights."""
+        self._vision.clear()
+
+    def prepare(self, token_ids: Sequence[int], images: Sequence[bytes]) -> PreparedPrompt:
+        """Return a prompt ready for a prefill.
 
         Raises:
             BadRequestError: An id outside the vocabulary, a wrong number of images, or bytes that
                 are no image.
         """
-        wrong = next((t for t in token_ids if not 0 <= t < self.vocab_size), None)
-        if wrong is not None:
-            raise BadRequestError(f"input_ids must be in [0, {self.vocab_size - 1}], got {wrong}.")
+        if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
+            raise BadRequestError(
+                f"input_ids must be in [0, {self.vocab_size - 1}], "
+                f"got {min(token_ids)} to {max(token_ids)}."
+            )
         try:
-            return self.processor.model_inputs(token_ids, images)
+            inputs = self.processor.model_inputs(token_ids, images)
         except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise BadRequestError(f"prompt and images must fit together: {error}") from error
+        return PreparedPrompt(key=prepared_key(token_ids, images), inputs=inputs)
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[ModelInputs]) -> list[PromptState]:
+    def prefill(self, prompts: Sequence[PreparedPrompt]) -> list[PromptState]:
         """Return keys, values, next logits and next position of each prompt, in one forward."""
-        lengths = [len(prompt.input_ids) for prompt in prompts]
-        longest = max(lengths)
-        input_ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
-        position_ids = torch.zeros((3, len(prompts), longest), dtype=torch.int64)
+        lengths = [prompt.num_tokens for prompt in prompts]
+        shape = (len(prompts), max(lengths))
+        input_ids = torch.zeros(shape, dtype=torch.int64)
+        position_ids = torch.zeros((3, *shape), dtype=torch.int64)
         for row, prompt in enumerate(prompts):
-            input_ids[row, : lengths[row]] = prompt.input_ids
-            position_ids[:, row, : lengths[row]] = prompt.position_ids
+            input_ids[row, : lengths[row]] = prompt.inputs.input_ids
+            position_ids[:, row, : lengths[row]] = prompt.inputs.position_ids
         capture = PrefillCapture()
-        hidden = self._hidden(
-            input_ids=input_ids.to(self._device),
+        hidden = self._text(
             position_ids=position_ids.to(self._device),
             past_key_values=capture,
-            **self._images(prompts),
-        )
-        last = torch.tensor(lengths, device=self._device) - 1
+            use_cache=True,
+            **self._embeddings(input_ids.to(self._device), prompts),
+        ).last_hidden_state
         rows = torch.arange(len(prompts), device=self._device)
+        last = torch.tensor(lengths, device=self._device) - 1
         logits = self._head(hidden[rows, last]).float()
         return [
             PromptState(
                 kv=capture.prompt(row, lengths[row]),
-                logits=logits[row],
-                next_position=int(prompt.position_ids.max()) + 1,
+                logits=logits[row].clone(),
+                next_position=int(prompt.inputs.position_ids.max()) + 1,
             )
             for row, prompt in enumerate(prompts)
         ]
+
+    def _embeddings(
+        self, input_ids: torch.Tensor, prompts: Sequence[PreparedPrompt]
+    ) -> dict[str, Any]:
+        """Return the text model's inputs with image features in place of the placeholders."""
+        embeddings = self._embed(input_ids)
+        features = self._vision.features(prompts)
+        if features is None:
+            return {"inputs_embeds": embeddings}
+        is_image = input_ids == self._image_token_id
+        placed = features.embeddings.to(embeddings.dtype)
+        return {
+            "inputs_embeds": embeddings.masked_scatter(is_image[..., None], placed),
+            "visual_pos_masks": is_image,
+            "deepstack_visual_embeds": list(features.deepstack),
+        }
 
     @torch.inference_mode()
     def decode(
@@ -126,26 +174,14 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Return [B, V] float32 logits after `token_ids` at `positions` (equal on all axes)."""
         position_ids = torch.tensor(positions, device=self._device)[None, :, None]
-        hidden = self._hidden(
-            input_ids=torch.tensor(token_ids, device=self._device)[:, None],
+        hidden = self._text(
+            inputs_embeds=self._embed(torch.tensor(token_ids, device=self._device)[:, None]),
             position_ids=position_ids.expand(3, -1, -1),
             attention_mask=cache.attention_mask(),
             past_key_values=cache,
-        )
+            use_cache=True,
+        ).last_hidden_state
         return self._head(hidden[:, -1]).float()
-
-    def _hidden(self, **kwargs: object) -> torch.Tensor:
-        return self._body(use_cache=True, return_dict=True, **kwargs).last_hidden_state
-
-    def _images(self, prompts: Sequence[ModelInputs]) -> dict[str, torch.Tensor]:
-        pixels = [p.pixel_values for p in prompts if p.pixel_values is not None]
-        grids = [p.image_grid_thw for p in prompts if p.image_grid_thw is not None]
-        if not pixels:
-            return {}
-        return {
-            "pixel_values": torch.cat(pixels).to(self._device),
-            "image_grid_thw": torch.cat(grids).to(self._device),
-        }
 
 
 def load_runner(config: EmbeddedServerConfig) -> ModelRunner:
@@ -157,12 +193,12 @@ def load_runner(config: EmbeddedServerConfig) -> ModelRunner:
     model = load_policy(path, dtype).to(config.device).eval().requires_grad_(False)
     text_config = model.config.get_text_config()
     eos = model.generation_config.eos_token_id if model.generation_config else None
-    ids = {processor.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
-    limit = config.context_length or int(text_config.max_position_embeddings)
+    ids = {processor.eos_token_id, *(eos if isinstance(eos, list) else [eos])}
     return ModelRunner(
         model,
         processor,
         eos_token_ids=frozenset(int(token) for token in ids if token is not None),
         vocab_size=int(text_config.vocab_size),
-        context_length=limit,
+        context_length=config.context_length or int(text_config.max_position_embeddings),
+        image_cache_bytes=config.image_cache_bytes,
     )

@@ -93,7 +93,7 @@ def _inverse_cdf(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
     if any(row.top_p < 1.0 or row.top_k > 0 for row in rows):
         probs = _restricted(probs, rows)
     cumulative = probs.cumsum(dim=-1)
-    totals = cumulative[:, -1:]
+    totals = cumulative[:, -1:].contiguous()
     draws = torch.tensor(
         [[uniform(row.seed, row.position)] for row in rows],
         dtype=torch.float64,

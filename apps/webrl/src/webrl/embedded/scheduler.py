@@ -22,7 +22,6 @@ from typing import Literal
 
 from webrl.embedded.batch import Drawn, RunningBatch
 from webrl.embedded.errors import BadRequestError
-from webrl.embedded.prompt_cache import prompt_key
 from webrl.embedded.request import Answer, FinishReason, GenerationRequest
 from webrl.embedded.runner import Runner
 
@@ -45,8 +44,8 @@ class SchedulerConfig:
     """Requests in the running batch."""
     max_prefill_tokens: int = 16384
     """Padded tokens of one prefill forward."""
-    prompt_cache_tokens: int = 65536
-    """Tokens of prompts that are kept for sharing."""
+    prompt_cache_bytes: int = 2**29
+    """Bytes of prefilled prompts that are kept for sharing."""
     weight_version: str = "default"
     """Label of the weights at the start."""
 
@@ -88,7 +87,7 @@ class Scheduler:
         self._batch = RunningBatch(
             runner,
             max_prefill_tokens=config.max_prefill_tokens,
-            cache_tokens=config.prompt_cache_tokens,
+            cache_bytes=config.prompt_cache_bytes,
         )
         self._admitting: list[GenerationRequest] = []
         self._deliveries: list[Delivery] = []
@@ -126,16 +125,19 @@ class Scheduler:
         try:
             self._prepare(request)
         except BadRequestError as error:
-            self._num_refused += 1
-            self._answer(request, None, error)
+            self.reject(request, error)
         else:
             self._waiting.append(request)
 
+    def reject(self, request: GenerationRequest, error: Exception) -> None:
+        """Answer a request that is in neither queue with `error`."""
+        self._num_refused += 1
+        self._answer(request, None, error)
+
     def _prepare(self, request: GenerationRequest) -> None:
         assert not request.output_ids
-        request.inputs = self._runner.inputs(request.prompt_ids, request.images)
-        request.key = prompt_key(request.prompt_ids, request.images)
-        request.num_prompt_tokens = len(request.inputs.input_ids)
+        request.prompt = self._runner.prepare(request.prompt_ids, request.images)
+        request.num_prompt_tokens = request.prompt.num_tokens
         limit = self._runner.context_length
         room = limit - request.num_prompt_tokens
         if room < 1:
@@ -194,12 +196,18 @@ class Scheduler:
 
     def _retract_all(self) -> None:
         retracted = list(self._batch.requests)
+        back: list[GenerationRequest] = []
         for request in retracted:
             self._batch.release(request)
             so_far = request.prompt_ids + tuple(request.output_ids)
-            request.inputs = self._runner.inputs(so_far, request.images)
-            request.key = prompt_key(so_far, request.images)
-        self._waiting.extendleft(reversed(retracted))
+            try:
+                request.prompt = self._runner.prepare(so_far, request.images)
+            except BadRequestError as error:
+                # It drew an id that only a prompt may hold, such as an image placeholder.
+                self.reject(request, error)
+            else:
+                back.append(request)
+        self._waiting.extendleft(reversed(back))
 
     def set_draining(self, is_draining: bool) -> None:
         """Admit nothing while draining, so that what runs ends under one version."""
@@ -239,10 +247,8 @@ class Scheduler:
         in_hand = {id(request): request for request in (*self._admitting, *in_batch)}
         self._admitting = []
         for request in in_hand.values():
-            if request.is_answered:
-                continue
-            self._num_refused += 1
-            self._answer(request, None, error)
+            if not request.is_answered:
+                self.reject(request, error)
 
     def _report(self, drawn: Iterable[Drawn]) -> None:
         for request, finish in drawn:

@@ -44,7 +44,7 @@ def build_state(config: EmbeddedServerConfig, loop: asyncio.AbstractEventLoop) -
         SchedulerConfig(
             max_running=config.max_running_requests,
             max_prefill_tokens=config.max_prefill_tokens,
-            prompt_cache_tokens=config.prompt_cache_tokens,
+            prompt_cache_bytes=config.prompt_cache_bytes,
             weight_version=config.weight_version,
         ),
     )

@@ -103,7 +103,7 @@ async def _check_weights(http: web.Request) -> web.Response:
     body = decode_body(await http.read(), CheckWeightsBody)
     if body.action != "checksum":
         raise WeightUpdateError(f"action must be 'checksum', got {body.action!r}.")
-    checksums = await state.engine.call(lambda _: state.table.checksums())
+    checksums = await state.engine.call(lambda _: state.table.checksums(body.names))
     total = hashlib.sha256()
     for name in sorted(checksums):
         total.update(name.encode())
@@ -157,7 +157,7 @@ async def _server_info(http: web.Request) -> web.Response:
             "model_path": state.model_path,
             "weight_version": state.weight_version,
             "weight_groups": state.groups.names,
-            "weight_names": state.table.names,
+            "weight_shapes": state.table.shapes(),
             "tied_weights": state.table.aliases(),
             "internal_states": [msgspec.to_builtins(statistics)],
         }

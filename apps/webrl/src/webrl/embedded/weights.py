@@ -37,12 +37,15 @@ class TensorSpec:
 
 
 def tensor_checksum(tensor: torch.Tensor) -> str:
-    """Return the first 8 bytes of SHA-256 over the tensor's bytes, in hex.
+    """Return a hexadecimal checksum of a tensor's dtype, shape and bytes.
 
-    SGLang's CPU checksum is the same, so equal weights of one name and layout compare equal.
+    It is the trainer's (`awrl_trainer.tensor_checksum`), so that both sides of an update can be
+    compared; written out here because that package takes longer to import than the model to load.
     """
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(memoryview(flat.numpy())).digest()[:8].hex()
+    flat = tensor.detach().contiguous().cpu()
+    digest = hashlib.blake2b(f"{flat.dtype} {list(flat.shape)}".encode(), digest_size=16)
+    digest.update(flat.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 class WeightTable:
@@ -129,13 +132,25 @@ class WeightTable:
             for name, tensor in tensors.items():
                 self._tensors[name].copy_(tensor)
 
-    def checksums(self) -> dict[str, str]:
-        """Return the checksum of every tensor; a tied one under its checkpoint name only."""
-        return {
-            name: tensor_checksum(self._tensors[name])
-            for name in self.names
-            if name not in self._second_names
-        }
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor; a tied one under its checkpoint name only."""
+        return {name: self.spec(name).shape for name in self._own_names()}
+
+    def checksums(self, names: Sequence[str] | None = None) -> dict[str, str]:
+        """Return the checksum of each named tensor; of all, tied ones once, when `None`.
+
+        Raises:
+            WeightUpdateError: A name that the model does not have.
+        """
+        wanted = self._own_names() if names is None else names
+        refuse([f"{name!r} must be a name of the model" for name in wanted if name not in self])
+        return {name: tensor_checksum(self._tensors[name]) for name in wanted}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def _own_names(self) -> list[str]:
+        return [name for name in self.names if name not in self._second_names]
 
 
 def refuse(problems: Sequence[str]) -> None:

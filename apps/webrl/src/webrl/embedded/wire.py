@@ -193,10 +193,12 @@ class VersionBody(msgspec.Struct, kw_only=True):
 
 
 class CheckWeightsBody(msgspec.Struct, kw_only=True):
-    """Body of `/weights_checker`."""
+    """Body of `/weights_checker`; `names` is this server's own addition."""
 
     action: str = "checksum"
     allow_quant_error: bool = False
+    names: list[str] | None = None
+    """Weights whose checksums are wanted; all when absent."""
 
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
