@@ -27,6 +27,7 @@ from awrl_trainer import (
     collate_text,
     data_parallel_mesh,
     latest_complete_checkpoint,
+    parameters_on_meta,
 )
 from awrl_trainer.optimizer import SteppedOptimizer
 from awrl_trainer.policy_module import PolicyModule
@@ -234,6 +235,21 @@ def tied_weights(_: Path) -> Any:
         actor.update(make_rows(4, seed=step))
     weights = full_weights(actor.policy)
     return names, weights["model.embed.weight"], weights["model.lm_head.weight"]
+
+
+@program
+def meta_init(_: Path) -> Any:
+    """BR-48: built without memory, sharded, filled; trains like the one built with memory."""
+    whole = TinyPolicy().state_dict()
+    with parameters_on_meta():
+        model = TinyPolicy(seed=9)
+    num_real = sum(not parameter.is_meta for parameter in model.parameters())
+    actor = FSDPActor(model, sgd(), collate=collate_text, read_weight=lambda name: whole[name])
+    eager = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
+    for step in range(3):
+        for each in (actor, eager):
+            each.update(make_rows(4, seed=step))
+    return num_real, full_weights(actor.policy), full_weights(eager.policy)
 
 
 @program

@@ -76,6 +76,14 @@ def test_br_48_tied_weights_stay_tied_and_are_sent_once(on_two_ranks: OnTwoRanks
         assert "lm_head.weight" not in names
 
 
+def test_br_48_a_model_built_without_memory_trains_like_another(on_two_ranks: OnTwoRanks) -> None:
+    for num_real, weights, eager in on_two_ranks("meta_init"):
+        assert num_real == 0
+        assert torch.equal(weights["model.embed.weight"], weights["model.lm_head.weight"])
+        for name, value in eager.items():
+            assert torch.equal(weights[name], value), name
+
+
 def test_ranks_with_different_rows_fail_together(on_two_ranks: OnTwoRanks) -> None:
     for message in on_two_ranks("different_rows"):
         assert "rows must be the same on every rank" in message

@@ -13,6 +13,7 @@ from awrl_trainer.errors import (
     RanksDisagreeError,
     TrainerError,
 )
+from awrl_trainer.materialize import WeightReader, materialize, parameters_on_meta
 from awrl_trainer.metrics import UpdateMetrics
 from awrl_trainer.micro_batches import MicroBatch, RowSize, plan_micro_batches
 from awrl_trainer.model_batches import RowInputs, collate_model_inputs
@@ -70,6 +71,7 @@ __all__ = [
     "TrainerError",
     "UpdateMetrics",
     "VerifiableReceiver",
+    "WeightReader",
     "WeightReceiver",
     "WeightSource",
     "XcclPublisher",
@@ -79,6 +81,8 @@ __all__ = [
     "complete_checkpoints",
     "data_parallel_mesh",
     "latest_complete_checkpoint",
+    "materialize",
+    "parameters_on_meta",
     "plan_micro_batches",
     "plan_publish",
     "tensor_checksum",

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from awrl_trainer.checkpoint import load_checkpoint, save_checkpoint
 from awrl_trainer.config import ActorConfig
 from awrl_trainer.errors import BatchError
+from awrl_trainer.materialize import WeightReader, materialize
 from awrl_trainer.metrics import UpdateMetrics
 from awrl_trainer.optimizer import SteppedOptimizer
 from awrl_trainer.policy_module import PolicyModule
@@ -54,6 +55,8 @@ class FSDPActor:
         reference: Frozen policy of the KL term; None copies the model when the coefficient is > 0.
         version: Version of the weights that the model holds.
         rename: Maps the model's parameter names to those that servers know.
+        read_weight: Reads a weight by name, for a model (and reference) whose parameters are on the
+            meta device (`parameters_on_meta`); None for a model that holds its weights.
         clock: Seconds, for metrics.
 
     Raises:
@@ -71,6 +74,7 @@ class FSDPActor:
         reference: nn.Module | None = None,
         version: int = 0,
         rename: Callable[[str], str] | None = None,
+        read_weight: WeightReader | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
@@ -80,10 +84,10 @@ class FSDPActor:
         if config.loss.kl_coefficient and reference is None:
             reference = copy.deepcopy(model)
         freeze_modules(model, config.frozen_modules)
-        self.policy = self._shard(model)
+        self.policy = self._shard(model, read_weight)
         self.reference = None
         if config.loss.kl_coefficient and reference is not None:
-            self.reference = self._shard(reference.requires_grad_(False))
+            self.reference = self._shard(reference.requires_grad_(False), read_weight)
         self.optimizer = SteppedOptimizer(self.policy, config.optimizer, self.mesh.get_group())
         self._runner = UpdateRunner(
             policy=self.policy,
@@ -252,10 +256,10 @@ class FSDPActor:
         """Return the checksum of each named weight as it is sent; called on all ranks."""
         return self.sender.checksums(names)
 
-    def _shard(self, model: nn.Module) -> PolicyModule:
+    def _shard(self, model: nn.Module, read_weight: WeightReader | None) -> PolicyModule:
         loss = self.config.loss
         policy = PolicyModule(
-            model.to(self.device),
+            model if read_weight else model.to(self.device),
             temperature=loss.temperature,
             masked_token_ids=loss.masked_token_ids,
             num_head_tokens=self.config.num_head_tokens,
@@ -266,5 +270,7 @@ class FSDPActor:
             compute_dtype=_DTYPES[self.config.compute_dtype],
             is_activation_checkpointed=self.config.is_activation_checkpointed,
         )
+        if read_weight is not None:
+            materialize(policy, self.device, lambda name: read_weight(name.removeprefix("model.")))
         # Dropout would make the proximal policy differ from the current one at the start.
         return policy.eval()

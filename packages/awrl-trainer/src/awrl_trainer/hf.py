@@ -1,0 +1,145 @@
+"""Policies from transformers checkpoints; needs the extra `hf`.
+
+Invariant: with `load_actor` no rank ever holds the whole model: parameters are built without memory,
+sharded, and then filled shard by shard from the checkpoint's safetensors files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+)
+
+from awrl_trainer.actor import FSDPActor
+from awrl_trainer.config import ActorConfig
+from awrl_trainer.errors import CheckpointError
+from awrl_trainer.materialize import parameters_on_meta
+from awrl_trainer.rows import Collate
+
+__all__ = ["build_model", "checkpoint_index", "checkpoint_reader", "load_actor"]
+
+
+def build_model(config: PreTrainedConfig) -> nn.Module:
+    """Build the policy class of a config, image-text where it has a vision part.
+
+    Args:
+        config: A transformers config.
+
+    Returns:
+        The model in float32, with the initial weights of its class.
+    """
+    has_vision = getattr(config, "vision_config", None) is not None
+    auto = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
+    return auto.from_config(config, dtype=torch.float32)
+
+
+def load_actor(
+    path: Path | str,
+    config: ActorConfig,
+    *,
+    collate: Collate,
+    mesh: DeviceMesh | None = None,
+    device: torch.device | str | None = None,
+    version: int = 0,
+    attn_implementation: str | None = None,
+) -> FSDPActor:
+    """Build a sharded actor from a local checkpoint; called on all ranks.
+
+    Args:
+        path: Directory with a config and safetensors files.
+        config: Optimizer, loss and batching. With a KL term the reference is the checkpoint itself.
+        collate: Turns rows into a batch.
+        mesh: One-dimensional mesh of the ranks; None takes all ranks.
+        device: Where to compute; None takes the CPU.
+        version: Version of the weights.
+        attn_implementation: Attention of transformers; None takes its default.
+
+    Raises:
+        CheckpointError: No such checkpoint, or a weight that it lacks.
+    """
+    path = Path(path)
+    if not (path / "config.json").is_file():
+        raise CheckpointError(
+            f"path must be a directory with a config.json, got {str(path)!r}. Give a local copy."
+        )
+    model_config = AutoConfig.from_pretrained(path)
+    if attn_implementation is not None:
+        model_config._attn_implementation = attn_implementation  # pyright: ignore[reportPrivateUsage]
+    reference: nn.Module | None = None
+    with parameters_on_meta():
+        model = build_model(model_config)
+        if config.loss.kl_coefficient:
+            reference = build_model(model_config)
+    return FSDPActor(
+        model,
+        config,
+        collate=collate,
+        mesh=mesh,
+        device=device,
+        reference=reference,
+        version=version,
+        read_weight=checkpoint_reader(path),
+    )
+
+
+def checkpoint_reader(path: Path | str) -> Callable[[str], Tensor]:
+    """Return a function that reads one weight of a checkpoint by name.
+
+    Args:
+        path: Directory with safetensors files.
+
+    Raises:
+        CheckpointError: From the function, for a weight that the checkpoint lacks.
+    """
+    files = _weight_files(Path(path))
+
+    def read(name: str) -> Tensor:
+        if name not in files:
+            raise CheckpointError(
+                f"checkpoint {str(path)!r} must hold every weight of the model, got no {name!r}."
+                f" It has names like {next(iter(files), 'none')!r}."
+            )
+        with safe_open(files[name], framework="pt") as opened:
+            return opened.get_tensor(name)
+
+    return read
+
+
+def checkpoint_index(path: Path | str) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight of a checkpoint, without reading any.
+
+    Args:
+        path: Directory with safetensors files.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(set(_weight_files(Path(path)).values())):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - the handle is no mapping
+                shapes[name] = tuple(opened.get_slice(name).get_shape())
+    return shapes
+
+
+def _weight_files(path: Path) -> dict[str, Path]:
+    """Return the file of each weight by name."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        return {name: path / file for name, file in weight_map.items()}
+    single = path / "model.safetensors"
+    if not single.is_file():
+        raise CheckpointError(
+            f"path must hold safetensors files, got none in {str(path)!r}. Save the model first."
+        )
+    with safe_open(single, framework="pt") as opened:
+        return dict.fromkeys(opened.keys(), single)
