@@ -5,12 +5,12 @@ Invariants:
     * an episode's advantage is computed over all members of its group and goes to every step;
     * rows hold image keys; pixels are fetched once per micro-batch, where the model runs.
 
-This is the one place that turns trajectories into tensors. Legend: B rows, T tokens, P patches,
-D values per patch, N images.
+This is the one place that turns trajectories into tensors.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,10 +18,9 @@ from typing import Literal
 import numpy as np
 import torch
 from awrl_ppo_loss import group_normalized_advantages, leave_one_out_advantages
-from awrl_trainer import Batch, TrainRow
-from torch import Tensor
+from awrl_trainer import Batch, TrainRow, collate_model_inputs
 
-from webrl.policy import ModelInputs, PolicyProcessor
+from webrl.policy import PolicyProcessor
 from webrl.system.trajectory import Step, Trajectory
 
 FetchImages = Callable[[Sequence[str]], Sequence[bytes | np.ndarray]]
@@ -123,27 +122,35 @@ def _row(
         image_keys=tuple(image.key for image in step.images),
         row_id=row_id,
         group_id=member.group_id,
+        prefix_id=_prefix_id(step),
         num_model_tokens=length - len(step.images) + num_image_tokens,
     )
 
 
-class Collator:
-    """Turns rows into a padded `Batch`; the trainer calls it once per micro-batch."""
+def _prefix_id(step: Step) -> str:
+    """Return one name for equal prompts: same tokens, same screenshots."""
+    digest = hashlib.blake2b(str(step.prompt_ids).encode(), digest_size=8).hexdigest()
+    return "|".join([digest, *(image.key for image in step.images)])
 
-    def __init__(self, processor: PolicyProcessor, fetch: FetchImages, *, pad_id: int) -> None:
+
+class Collator:
+    """Turns rows into a ``Batch``; the trainer calls it once per micro-batch."""
+
+    def __init__(self, processor: PolicyProcessor, fetch: FetchImages) -> None:
         """Prepare a collator.
 
         Args:
             processor: Expands placeholders and builds patches and positions.
             fetch: Returns images by key, in key order.
-            pad_id: Token id that fills short rows; it is masked from attention.
         """
         self._processor = processor
         self._fetch = fetch
-        self._pad_id = pad_id
 
     def __call__(self, rows: Sequence[TrainRow]) -> Batch:
-        """Return the model inputs of a micro-batch, pixels included."""
+        """Return the model inputs of a micro-batch, pixels included.
+
+        Siblings that saw the same screen share one prefix: prompt and image are computed once.
+        """
         keys = list(dict.fromkeys(key for row in rows for key in row.image_keys))
         images = dict(zip(keys, self._fetch(keys), strict=True)) if keys else {}
         inputs = [
@@ -152,67 +159,6 @@ class Collator:
             )
             for row in rows
         ]
-        width = max(len(one.input_ids) for one in inputs)
-        positions = [
-            expanded_positions(row, one) + index * width
-            for index, (row, one) in enumerate(zip(rows, inputs, strict=True))
-        ]
-        return Batch(
-            kwargs=pad_inputs(inputs, width, self._pad_id), token_positions=torch.cat(positions)
+        return collate_model_inputs(
+            rows, inputs, layout="shared_prefix", pad_token_id=self._processor.eos_token_id
         )
-
-
-def expanded_positions(row: TrainRow, inputs: ModelInputs) -> Tensor:
-    """Return where the row's trainable tokens lie once image placeholders are expanded.
-
-    Args:
-        row: The row, one placeholder per image.
-        inputs: Its model inputs.
-
-    Returns:
-        Positions, int64 `[number of trainable tokens]`.
-    """
-    is_text = inputs.mm_token_type_ids == 0
-    text_positions = torch.nonzero(is_text).reshape(-1)
-    if bool(is_text.all()):
-        text_rank = np.arange(len(row.input_ids))
-    else:
-        image_id = int(inputs.input_ids[~is_text][0])
-        text_rank = np.cumsum(row.input_ids != image_id) - 1
-    return text_positions[torch.from_numpy(text_rank[row.loss_mask])]
-
-
-def pad_inputs(inputs: Sequence[ModelInputs], width: int, pad_id: int) -> dict[str, Tensor]:
-    """Return the rows' inputs padded on the right to `[B, width]`.
-
-    The attention mask is always given: without it a causal mask may be built from the jumps in
-    the image positions as if rows were packed.
-
-    Args:
-        inputs: One per row.
-        width: Longest row.
-        pad_id: Fills `input_ids`.
-    """
-    num_rows = len(inputs)
-    input_ids = torch.full((num_rows, width), pad_id, dtype=torch.int64)
-    types = torch.zeros((num_rows, width), dtype=torch.int64)
-    mask = torch.zeros((num_rows, width), dtype=torch.int64)
-    position_ids = torch.zeros((3, num_rows, width), dtype=torch.int64)
-    for index, one in enumerate(inputs):
-        length = len(one.input_ids)
-        input_ids[index, :length] = one.input_ids
-        types[index, :length] = one.mm_token_type_ids
-        mask[index, :length] = 1
-        position_ids[:, index, :length] = one.position_ids
-    kwargs = {
-        "input_ids": input_ids,
-        "attention_mask": mask,
-        "position_ids": position_ids,
-        "mm_token_type_ids": types,
-    }
-    pixels = [one.pixel_values for one in inputs if one.pixel_values is not None]
-    grids = [one.image_grid_thw for one in inputs if one.image_grid_thw is not None]
-    if pixels:
-        kwargs["pixel_values"] = torch.cat(pixels)
-        kwargs["image_grid_thw"] = torch.cat(grids)
-    return kwargs

@@ -112,9 +112,9 @@ class LiveView:
             f"version {g('weights/version', 0):.0f}  "
             f"success {g('rollout/success_share', 0):.2f}  "
             f"{g('rollout/episodes_per_s', 0):.1f} episodes/s  "
-            f"staleness {g('staleness/mean', 0):.2f} (max {g('staleness/max', 0):.0f})  "
-            f"clip {g('actor/clip_fraction', 0):.3f}  entropy {g('actor/entropy', 0):.2f}  "
-            f"window {1e3 * g('weights/window_s', 0):.0f} ms  "
+            f"staleness {g('off_policyness/mean', 0):.2f} (max {g('off_policyness/max', 0):.0f})  "
+            f"clip {g('clip/fraction', 0):.3f}  entropy {g('policy/entropy', 0):.2f}  "
+            f"window {1e3 * g('publish/window_s', 0):.0f} ms  "
             f"idle slots {g('idle/rollout_share', 0):.0%} trainer {g('idle/actor_share', 0):.0%}"
         )
 
@@ -128,14 +128,14 @@ class LiveView:
              "episodes", f"{g('rollout/episodes_total', 0):.0f}"),
             ("episodes/s", f"{g('rollout/episodes_per_s', 0):.1f}",
              "success (train)", f"{g('rollout/success_share', 0):.3f}"),
-            ("staleness mean / max", f"{g('staleness/mean', 0):.2f} / {g('staleness/max', 0):.0f}",
-             "queue (episodes)", f"{g('rollout/queued', 0):.0f}"),
-            ("running / slots", f"{g('rollout/running', 0):.0f} / {g('rollout/slots', 0):.0f}",
+            ("staleness mean / max", f"{g('off_policyness/mean', 0):.2f} / {g('off_policyness/max', 0):.0f}",
+             "queue (episodes)", f"{g('rollout/ready_episodes', 0):.0f}"),
+            ("running / slots", f"{g('rollout/in_flight_episodes', 0):.0f} / {g('rollout/slots', 0):.0f}",
              "bound by", self._binding()),
-            ("clip / entropy", f"{g('actor/clip_fraction', 0):.3f} / {g('actor/entropy', 0):.2f}",
-             "update window", f"{1e3 * g('weights/window_s', 0):.0f} ms"),
-            ("faults / dropped stale", f"{g('rollout/faults_total', 0):.0f} / "
-             f"{g('rollout/expired_total', 0):.0f}",
+            ("clip / entropy", f"{g('clip/fraction', 0):.3f} / {g('policy/entropy', 0):.2f}",
+             "update window", f"{1e3 * g('publish/window_s', 0):.0f} ms"),
+            ("faults / dropped stale", f"{g('rollout/faulted_episodes', 0):.0f} / "
+             f"{g('rollout/expired_episodes', 0):.0f}",
              "zero-variance groups", f"{g('rollout/zero_variance_share', 0):.0%}"),
         ]  # fmt: skip
         for row in rows:

@@ -84,6 +84,7 @@ def controller_config(config: WebRLConfig) -> ControllerConfig:
     """Return the rollout controller's limits."""
     return ControllerConfig(
         on_overrun=config.rollout.on_overrun,
+        max_fault_share=config.rollout.max_fault_share,
         episode_deadline_s=2.0 * config.env.episode_timeout_s * config.rollout.max_attempts,
         group=GroupPolicy(max_refills=config.rollout.max_attempts, min_members=2),
     )

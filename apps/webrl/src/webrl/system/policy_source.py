@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
 from webrl.config import WebRLConfig
 from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
 
@@ -27,6 +29,8 @@ def ensure_policy(config: WebRLConfig, run_dir: Path) -> Path:
     if folder.is_dir():
         return folder
     section = config.policy.init
+    # A tiny model gains nothing from threads, and loses much when they wait for each other.
+    torch.set_num_threads(1)
     partial = folder.with_name(f".{POLICY_FOLDER}-{os.getpid()}")
     init_policy(
         partial,

@@ -57,60 +57,52 @@ class RolloutSource(Protocol):
 
 
 class GroupFilter:
-    """Decides which complete groups carry a gradient and remembers who was dropped.
+    """Decides which complete groups carry a gradient, and remembers who was dropped.
 
-    The pixel leases of dropped episodes are released by the trainer in one call per step.
+    The leases of dropped episodes are released by the trainer in one call per step.
     """
 
     def __init__(self, stream: TaskStream) -> None:
         """Filter groups of one stream.
 
         Args:
-            stream: Hears of every rejected group.
+            stream: Hears of every group that is over.
         """
         self._stream = stream
-        self._dropped: list[str] = []
-        self._waiting: dict[str, list[tuple[str, int]]] = {}
+        self._dropped: dict[str, None] = {}
         self.num_groups = 0
         self.num_zero_variance = 0
         self.num_success = 0
         self.num_episodes = 0
 
-    def __call__(self, records: Sequence[EpisodeRecord]) -> str | None:
+    def accept(self, records: Sequence[EpisodeRecord]) -> str | None:
         """Return why a complete group is rejected, None to accept it."""
         rewards = [record.reward for record in records if record.reward is not None]
-        reason = zero_variance_reason(rewards)
-        group_id = records[0].group_id
         self.num_groups += 1
         self.num_episodes += len(rewards)
         self.num_success += sum(reward > 0 for reward in rewards)
-        if reason is None:
-            self._waiting[group_id] = [
-                (record.episode_id, record.oldest_version or 0) for record in records
-            ]
-            return None
-        self.num_zero_variance += 1
-        self._dropped += [record.episode_id for record in records]
-        self._stream.finish(group_id)
+        reason = zero_variance_reason(rewards)
+        self.num_zero_variance += reason is not None
         return reason
+
+    def discarded(self, records: Sequence[EpisodeRecord], reason: str) -> None:
+        """Note episodes that no batch will hold."""
+        del reason
+        self._dropped.update((record.episode_id, None) for record in records)
+
+    def group_dropped(self, group_id: str, reason: str) -> None:
+        """Note a group that no batch will hold."""
+        del reason
+        self._stream.finish(group_id)
 
     def taken(self, batch: RolloutBatch) -> None:
         """Note that a batch took its groups."""
         for group in batch:
-            self._waiting.pop(group.group_id, None)
             self._stream.finish(group.group_id)
-
-    def expire_before(self, version: int) -> None:
-        """Drop waiting groups whose every member is older than ``version``."""
-        for group_id, members in list(self._waiting.items()):
-            if all(oldest < version for _, oldest in members):
-                self._dropped += [episode_id for episode_id, _ in members]
-                self._stream.finish(group_id)
-                del self._waiting[group_id]
 
     def take_dropped(self) -> list[str]:
         """Return the episodes whose screenshots nobody needs any more, each once."""
-        dropped, self._dropped = self._dropped, []
+        dropped, self._dropped = list(self._dropped), {}
         return dropped
 
 
@@ -122,27 +114,23 @@ class EverlastingRollouts:
         controller: RolloutController,
         workers: Mapping[str, Worker],
         filter_: GroupFilter,
-        eta: int,
     ) -> None:
         """Speak for a running controller.
 
         Args:
             controller: Entered by the caller.
             workers: Its live workers by name; the caller replaces those that die.
-            filter_: Its ``accept_group`` hook.
-            eta: Bound on off-policyness.
+            filter_: Its hooks.
         """
         self.controller = controller
         self._workers = workers
         self._filter = filter_
-        self._eta = eta
         self._slots: dict[str, tuple[float, float]] = {}
 
     async def prepare_batch(self, num_episodes: int, *, timeout_s: float) -> RolloutBatch:
         """Return the oldest complete groups; see ``RolloutController.prepare_batch``."""
         batch = await self.controller.prepare_batch(num_episodes, timeout_s=timeout_s)
         self._filter.taken(batch)
-        self._filter.expire_before(batch.version - self._eta)
         return batch
 
     def publish(self, version: int) -> None:
@@ -277,9 +265,11 @@ class SynchronousRollouts:
         accepted: list[GroupResult] = []
         for group_id, members in grouped.items():
             ended = [record for record in members if record.has_ended_well]
-            if not ended:
-                self._stream.finish(group_id)
-            elif self._filter(ended) is None:
+            reason = self._filter.accept(ended)
+            if reason is not None:
+                self._filter.discarded(ended, reason)
+                self._filter.group_dropped(group_id, reason)
+            else:
                 accepted.append(
                     GroupResult(
                         group_id=group_id,

@@ -230,7 +230,9 @@ class Run:
             manager,
             source=self._stream.next_group,
             config=mapping.controller_config(config),
-            accept_group=self._filter,
+            accept_group=self._filter.accept,
+            on_discarded=self._filter.discarded,
+            on_group_dropped=self._filter.group_dropped,
             extra_bounds=self._extra_bounds,
             on_worker_lost=self._lost.put_nowait,
         )
@@ -243,9 +245,7 @@ class Run:
         for worker in self._workers.values():
             controller.add_worker(worker)
         self._replacement = (spec, target)
-        return EverlastingRollouts(
-            controller, self._workers, self._filter, config.off_policyness_bound
-        )
+        return EverlastingRollouts(controller, self._workers, self._filter)
 
     async def _start_workers(
         self,

@@ -99,7 +99,7 @@ class UpdateEngine:
         self._actor = FSDPActor(
             load_policy(spec.policy_path, torch.float32),
             spec.actor,
-            collate=Collator(processor, self._fetch, pad_id=processor.eos_token_id),
+            collate=Collator(processor, self._fetch),
             device="cuda" if spec.use_cuda else "cpu",
             version=version,
         )
