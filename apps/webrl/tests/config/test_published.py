@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from webrl.config import PUBLISHED_KEYS, all_keys, load_config
+import importlib
+import inspect
+
+import pytest
+from webrl.config import PUBLISHED_KEYS, PublishedKey, all_keys, load_config
 
 SPELLED = {
     "scheduler.type",
@@ -24,6 +28,15 @@ SPELLED = {
 def test_the_published_keys_are_spelled_exactly_and_exist() -> None:
     assert {row.key for row in PUBLISHED_KEYS} == SPELLED
     assert set(all_keys()) >= SPELLED
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in PUBLISHED_KEYS if row.owner != "webrl"], ids=lambda row: row.key
+)
+def test_what_a_published_key_decides_exists_in_its_package(row: PublishedKey) -> None:
+    class_name, _, field = row.name.partition(".")
+    config = getattr(importlib.import_module(row.owner), class_name)
+    assert field in inspect.signature(config).parameters
 
 
 def test_the_reference_config_holds_the_published_hyper_parameters() -> None:
