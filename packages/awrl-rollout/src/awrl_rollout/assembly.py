@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from awrl_staleness import StalenessManager
@@ -18,27 +18,10 @@ from awrl_staleness import StalenessManager
 from awrl_rollout.batch import GroupResult, ReadyQueue, RolloutBatch
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest, Outcome
 from awrl_rollout.groups import CompleteGroup, GroupBook
+from awrl_rollout.hooks import ControllerHooks
 
 FILTERED = "filtered by the workflow"
 """Reason of members whose workflow answered None."""
-
-AcceptGroup = Callable[[Sequence[EpisodeRecord]], str | None]
-"""Returns why a complete group is rejected (for example `zero variance`), None to accept it."""
-
-
-DiscardHook = Callable[[Sequence[EpisodeRecord], str], None]
-"""Hears of training records that will never be in a batch, with the reason; releases leases."""
-
-GroupDropHook = Callable[[str, str], None]
-"""Hears, by group id and reason, of a group that will never be in a batch."""
-
-
-def _ignore_records(records: Sequence[EpisodeRecord], reason: str) -> None:
-    del records, reason
-
-
-def _ignore_group(group_id: str, reason: str) -> None:
-    del group_id, reason
 
 
 class Assembly:
@@ -47,20 +30,10 @@ class Assembly:
     Args:
         manager: The run's one authority.
         book: Open groups.
-        accept_group: The acceptance hook.
-        on_discarded: Told of each record that no batch will hold, once.
-        on_group_dropped: Told of each group that no batch will hold, once.
+        hooks: The caller's callables.
     """
 
-    def __init__(
-        self,
-        manager: StalenessManager,
-        book: GroupBook,
-        accept_group: AcceptGroup | None = None,
-        *,
-        on_discarded: DiscardHook | None = None,
-        on_group_dropped: GroupDropHook | None = None,
-    ) -> None:
+    def __init__(self, manager: StalenessManager, book: GroupBook, hooks: ControllerHooks) -> None:
         self.ready = ReadyQueue()
         self.dropped_groups: Counter[str] = Counter()
         """Groups that never reached a batch, by reason."""
@@ -70,19 +43,17 @@ class Assembly:
         """Consumed groups by batch, until settled."""
         self._manager = manager
         self._book = book
-        self._accept_group = accept_group
-        self._on_discarded = on_discarded or _ignore_records
-        self._on_group_dropped = on_group_dropped or _ignore_group
+        self._hooks = hooks
 
     def ended(self, request: EpisodeRequest, record: EpisodeRecord) -> CompleteGroup | None:
         """Tell the ledger of one member's end; return its group when that is complete."""
         manager = self._manager
         if record.fault is not None:
             manager.fault(request.episode_id, record.fault.kind.value)
-            self._on_discarded([record], record.fault.describe())
+            self._hooks.on_discarded([record], record.fault.describe())
         elif record.outcome is Outcome.REJECTED:
             manager.reject(request.episode_id, FILTERED)
-            self._on_discarded([record], FILTERED)
+            self._hooks.on_discarded([record], FILTERED)
         else:
             if record.oldest_version is None:
                 record = msgspec.structs.replace(record, oldest_version=request.weight_version)
@@ -98,7 +69,7 @@ class Assembly:
 
     def late(self, records: Sequence[EpisodeRecord]) -> None:
         """Pass on records of training episodes that were given up before."""
-        self._on_discarded(records, "late: the episode was given up before")
+        self._hooks.on_discarded(records, "late: the episode was given up before")
 
     def sweep(self) -> None:
         """Drop the waiting groups none of whose members is fresh any more."""
@@ -113,8 +84,8 @@ class Assembly:
             for episode_id in members.episode_ids:
                 self._manager.reject(episode_id, reason)
             self._manager.close_group(group_id)
-            self._on_discarded(members.records, reason)
-            self._on_group_dropped(group_id, reason)
+            self._hooks.on_discarded(members.records, reason)
+            self._hooks.on_group_dropped(group_id, reason)
 
     def take(self, num_episodes: int, *, is_short: bool) -> RolloutBatch:
         """Return a batch of the oldest groups; the caller has swept and counted."""
@@ -162,8 +133,8 @@ class Assembly:
     def _drop(self, group: CompleteGroup, reason: str) -> None:
         self.dropped_groups[reason] += 1
         if group.records:
-            self._on_discarded(group.records, reason)
-        self._on_group_dropped(group.group_id, reason)
+            self._hooks.on_discarded(group.records, reason)
+        self._hooks.on_group_dropped(group.group_id, reason)
 
     def _refusal(self, group: CompleteGroup) -> str | None:
         policy = self._book.policy
@@ -173,7 +144,7 @@ class Assembly:
             return f"fewer than {policy.min_members} members"
         if group.num_lost and policy.when_incomplete == "drop":
             return "incomplete"
-        return None if self._accept_group is None else self._accept_group(group.records)
+        return self._hooks.accept_group(group.records)
 
     def _is_stale(self, group: CompleteGroup) -> bool:
         return not any(map(self._is_fresh, group.fresh_records))

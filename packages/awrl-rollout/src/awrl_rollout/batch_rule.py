@@ -91,3 +91,15 @@ class BatchRule:
         if self._overrun is None or self._overrun[0] != version:
             self._overrun = (version, now_s)
         return now_s - self._overrun[1] < self._config.overrun_deadline_s
+
+
+def check_num_episodes(num_episodes: int) -> None:
+    """Raise unless a batch holds at least one episode.
+
+    Raises:
+        ValueError: It holds none.
+    """
+    if num_episodes < 1:
+        raise ValueError(
+            f"num_episodes must be at least 1, got {num_episodes}. Count in episodes, not groups."
+        )

@@ -8,52 +8,33 @@ Invariants, whatever workers, callbacks and hooks do:
 * what `prepare_batch` calls trainable lies at most eta versions behind at that moment;
 * evaluation episodes never touch the manager.
 
-Loops, all children of the TaskGroup that `async with` owns:
-* admission: consumes free slots, the refill line and the task source, produces assignments; waits
-  for a change (record, publish, resume, new worker) or the poll interval.
-* watchdog: consumes the workers' statistics, produces a log line while the trainer waits; waits for
-  its interval.
-* per worker, see `awrl_rollout.worker_link`: send and collect.
-
-The trainer's side (`prepare_batch`, `publish`, `settle`) runs in the caller's task; it waits for
-complete groups and is unblocked by the collect loops. The decisions are in
-`admission`, `assembly`, `batch_rule` and `awrl_staleness`; this module only carries them out.
+The loops are in `awrl_rollout.dispatcher`, the decisions in `admission`, `assembly`, `batch_rule` and
+`awrl_staleness`. The trainer's side (`prepare_batch`, `publish`, `settle`) runs in the caller's
+task; it waits for complete groups and is unblocked by the collect loops.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
 from awrl_staleness import StalenessManager
 
-from awrl_rollout.admission import Admission, ExtraBounds, TaskSource
-from awrl_rollout.assembly import AcceptGroup, Assembly, DiscardHook, GroupDropHook
+from awrl_rollout.admission import ExtraBounds, TaskSource
 from awrl_rollout.batch import RolloutBatch
-from awrl_rollout.batch_rule import BatchRule
-from awrl_rollout.breaker import FaultBreaker
+from awrl_rollout.batch_rule import BatchRule, check_num_episodes
 from awrl_rollout.clock import Clock, RealClock
 from awrl_rollout.controller_config import ControllerConfig
+from awrl_rollout.dispatcher import Dispatcher
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest
-from awrl_rollout.errors import BatchTimeoutError, ClosedError
-from awrl_rollout.eval_desk import EvalDesk
-from awrl_rollout.fleet import Fleet
-from awrl_rollout.groups import GroupBook
-from awrl_rollout.parts import ControllerParts
+from awrl_rollout.errors import BatchTimeoutError
+from awrl_rollout.hooks import AcceptGroup, ControllerHooks, DiscardHook, GroupDropHook
+from awrl_rollout.reporter import Reporter
 from awrl_rollout.resume import ControllerSnapshot, load_snapshot, take_snapshot
-from awrl_rollout.signal import Signal
 from awrl_rollout.statistics import ControllerStatistics, ExecutorStatistics
-from awrl_rollout.task_scope import TaskScope
-from awrl_rollout.watchdog import describe_wait
-from awrl_rollout.worker import NotifyingWorker, Worker
-from awrl_rollout.worker_link import WorkerLink
-
-logger = logging.getLogger(__name__)
-
-_CLOSED = "the controller was closed"
+from awrl_rollout.worker import Worker
 
 
 class RolloutController:
@@ -92,52 +73,27 @@ class RolloutController:
     ) -> None:
         self.config = ControllerConfig() if config is None else config
         self._clock = RealClock() if clock is None else clock
-        book = GroupBook(self.config.group)
-        self._parts = ControllerParts(
-            manager=manager,
-            book=book,
-            admission=Admission(manager, book, source, extra_bounds),
-            assembly=Assembly(
-                manager,
-                book,
-                accept_group,
-                on_discarded=on_discarded,
-                on_group_dropped=on_group_dropped,
-            ),
-            fleet=Fleet(self._clock, self._landed, self._late),
-            desk=EvalDesk(),
-            breaker=FaultBreaker(
-                max_share=self.config.max_fault_share, window=self.config.fault_window
-            ),
+        self._dispatcher = Dispatcher(
+            manager,
+            source=source,
+            config=self.config,
+            hooks=ControllerHooks.of(accept_group, on_discarded, on_group_dropped, on_worker_lost),
+            extra_bounds=extra_bounds,
+            clock=self._clock,
         )
+        self._parts = self._dispatcher.parts
+        self._reporter = Reporter(self._parts, self.config.watchdog_interval_s, self._clock)
         self._rule = BatchRule(self._parts, self.config, self._clock)
-        self._on_worker_lost = on_worker_lost
-        self._changed = Signal()
-        self._wake = asyncio.Event()
-        self._trainer_waits: tuple[int, float] | None = None
-        self._is_closed = False
-        self._scope = TaskScope()
-        self._unsubscribe: Callable[[], None] | None = None
         if resume_from is not None:
             load_snapshot(self._parts, resume_from)
         for worker in workers:
-            self._parts.fleet.add(self._link(worker))
+            self._dispatcher.add_worker(worker)
 
     # -- life
 
     async def __aenter__(self) -> Self:
         """Start the loops."""
-        await self._scope.enter()
-        loop = asyncio.get_running_loop()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(self._wake.set)
-
-        self._unsubscribe = self._parts.manager.subscribe(wake)
-        self._scope.start(self._admission_loop())
-        self._scope.start(self._watchdog_loop())
-        for link in self._parts.fleet.live:
-            self._serve(link)
+        await self._dispatcher.enter(self._reporter.watch)
         return self
 
     async def __aexit__(
@@ -148,31 +104,14 @@ class RolloutController:
     ) -> None:
         """Close the controller and wait for its loops."""
         await self.aclose()
-        await self._scope.leave(exc)
+        await self._dispatcher.leave(exc)
 
     async def aclose(self, *, timeout_s: float = 10.0) -> None:
         """Return within `timeout_s` with every episode ended in the ledger; harmless if repeated.
 
         Workers are asked to cancel what they run; they are not closed. Ready groups stay queued.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
-        parts = self._parts
-        parts.admission.is_paused = True
-        flying = {link: list(link.in_flight) for link in parts.fleet.live if link.in_flight}
-        parts.fleet.land_all(_CLOSED)
-        parts.assembly.abandon(_CLOSED)
-        try:
-            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-                for link, episode_ids in flying.items():
-                    group.create_task(link.cancel(episode_ids))
-        except TimeoutError:
-            logger.warning("closed after %s s, before every worker cancelled", timeout_s)
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-        self._scope.cancel()
-        self._changed.notify()
+        await self._dispatcher.aclose(timeout_s)
 
     def add_worker(self, worker: Worker) -> None:
         """Use one more worker from now on, or one in place of a dead one of its name.
@@ -181,11 +120,8 @@ class RolloutController:
             ValueError: A live worker has its name.
             ClosedError: The controller is closed or not entered yet.
         """
-        self._check_open()
-        link = self._link(worker)
-        self._parts.fleet.add(link)
-        self._serve(link)
-        self._wake.set()
+        self._dispatcher.check_open()
+        self._dispatcher.add_worker(worker)
 
     # -- the trainer's side
 
@@ -208,21 +144,18 @@ class RolloutController:
             ClosedError: The controller is closed or not entered yet.
             ValueError: `num_episodes` is below 1.
         """
-        if num_episodes < 1:
-            raise ValueError(
-                f"num_episodes must be at least 1, got {num_episodes}. Count in episodes."
-            )
-        self._trainer_waits = (num_episodes, self._clock.time())
+        check_num_episodes(num_episodes)
+        self._reporter.trainer_waits(num_episodes)
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    self._check_open()
+                    self._dispatcher.check_open()
                     self._parts.assembly.sweep()
-                    self._pump()
+                    self._dispatcher.pump()
                     batch = self._rule.try_batch(num_episodes)
                     if batch is not None:
                         return batch
-                    await self._changed.wait()
+                    await self._dispatcher.changed.wait()
         except TimeoutError as error:
             raise BatchTimeoutError(
                 f"a batch of {num_episodes} must fill within {timeout_s} s, got "
@@ -230,7 +163,7 @@ class RolloutController:
                 "or mend what the sentence names."
             ) from error
         finally:
-            self._trainer_waits = None
+            self._reporter.trainer_goes_on()
 
     def publish(self, version: int, *, batches: Sequence[int] | None = None) -> int:
         """Advance the version, settle the batches behind it, return how many episodes that were.
@@ -241,14 +174,14 @@ class RolloutController:
         """
         num_settled = self._parts.manager.publish(version, batches=batches)
         self._parts.assembly.settled(batches)
-        self._wake.set()
+        self._dispatcher.kick()
         return num_settled
 
     def settle(self, *, batches: Sequence[int] | None = None) -> int:
         """Settle skipped or discarded batches, return how many episodes; the version stays."""
         num_settled = self._parts.manager.settle(batches)
         self._parts.assembly.settled(batches)
-        self._wake.set()
+        self._dispatcher.kick()
         return num_settled
 
     # -- requests
@@ -263,10 +196,10 @@ class RolloutController:
             ValueError: A group is malformed, or an evaluation id is live.
             ClosedError: The controller is closed or not entered yet.
         """
-        self._check_open()
+        self._dispatcher.check_open()
         self._parts.admission.submit([item for item in requests if not item.is_eval])
         self._parts.desk.submit([item for item in requests if item.is_eval])
-        self._wake.set()
+        self._dispatcher.kick()
 
     async def wait(
         self, episode_ids: Sequence[str], *, timeout_s: float | None = None
@@ -278,21 +211,15 @@ class RolloutController:
             LookupError: An id is not a live evaluation episode.
             ClosedError: The controller is closed or not entered yet.
         """
-        desk = self._parts.desk
+        dispatcher, desk = self._dispatcher, self._parts.desk
+        dispatcher.check_open()
         desk.check(episode_ids)
-        num_wanted = len(episode_ids)
         try:
-            await self._changed.wait_for(
-                lambda: self._is_closed or desk.count(episode_ids) == num_wanted,
-                timeout_s=timeout_s,
+            records = await desk.collect(
+                episode_ids, dispatcher.changed, lambda: dispatcher.is_closed, timeout_s
             )
-            self._check_open()
-            return desk.take(episode_ids)
-        except TimeoutError as error:
-            raise BatchTimeoutError(
-                f"{num_wanted} evaluation episodes must end within {timeout_s} s, got "
-                f"{desk.count(episode_ids)}. Raise the limit or give more slots."
-            ) from error
+            dispatcher.check_open()
+            return records
         finally:
             desk.give_up(episode_ids)
             for flight in self._parts.fleet.cancel(episode_ids, "the evaluation was given up"):
@@ -308,9 +235,9 @@ class RolloutController:
             ValueError: An id is live.
             ClosedError: The controller is closed or not entered yet.
         """
-        self._check_open()
+        self._dispatcher.check_open()
         self._parts.desk.submit(requests)
-        self._wake.set()
+        self._dispatcher.kick()
         return await self.wait([item.episode_id for item in requests], timeout_s=timeout_s)
 
     # -- pausing
@@ -322,7 +249,7 @@ class RolloutController:
     def resume_admission(self) -> None:
         """Start training episodes again."""
         self._parts.admission.is_paused = False
-        self._wake.set()
+        self._dispatcher.kick()
 
     async def pause_generation(self) -> None:
         """Return once no live worker sends requests to an inference server."""
@@ -337,15 +264,13 @@ class RolloutController:
                 group.create_task(link.resume())
 
     async def drain(self, *, timeout_s: float | None = None) -> None:
-        """Pause admission and return once no episode is in flight.
-
-        Raises:
-            BatchTimeoutError: Episodes still run after `timeout_s`.
-        """
+        """Pause admission and return once no episode is in flight, else `BatchTimeoutError`."""
         self.pause_admission()
         fleet = self._parts.fleet
         try:
-            await self._changed.wait_for(lambda: not fleet.num_in_flight, timeout_s=timeout_s)
+            await self._dispatcher.changed.wait_for(
+                lambda: not fleet.num_in_flight, timeout_s=timeout_s
+            )
         except TimeoutError as error:
             raise BatchTimeoutError(
                 f"all episodes must end within {timeout_s} s, got {fleet.num_in_flight} in "
@@ -354,9 +279,7 @@ class RolloutController:
 
     def nudge(self, worker_name: str) -> None:
         """Look at a worker's records now; what a completion callback calls, any number of times."""
-        link = self._parts.fleet.links.get(worker_name)
-        if link is not None:
-            link.nudge()
+        self._dispatcher.nudge(worker_name)
 
     # -- reports
 
@@ -370,115 +293,12 @@ class RolloutController:
 
     async def worker_statistics(self) -> list[ExecutorStatistics]:
         """Return what each live worker does now."""
-        found: list[ExecutorStatistics] = []
-
-        async def ask(link: WorkerLink) -> None:
-            statistics = await link.statistics()
-            if statistics is not None:
-                found.append(statistics)
-
-        async with asyncio.TaskGroup() as group:
-            for link in self._parts.fleet.live:
-                group.create_task(ask(link))
-        return sorted(found, key=lambda item: item.name)
+        return await self._reporter.worker_statistics()
 
     async def report(self) -> str:
         """Return one sentence: for whom the trainer waits, and where most slots are stuck."""
-        workers = await self.worker_statistics()
-        num_wanted, since_s = self._trainer_waits or (0, self._clock.time())
-        return describe_wait(
-            num_missing=max(0, num_wanted - self._parts.assembly.ready.num_episodes),
-            waiting_s=self._clock.time() - since_s,
-            num_slots=sum(worker.num_slots for worker in workers),
-            views=[view for worker in workers for view in worker.slots],
-            stuck_after_s=self.config.watchdog_interval_s,
-            situation=self.describe(),
-        )
+        return await self._reporter.report()
 
     def snapshot(self) -> ControllerSnapshot:
         """Return what a checkpoint has to hold; read the task source's position with it."""
         return take_snapshot(self._parts)
-
-    # -- loops and their steps
-
-    async def _admission_loop(self) -> None:
-        while not self._is_closed:
-            self._pump()
-            try:
-                async with asyncio.timeout(self.config.poll_interval_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-            self._changed.notify()
-
-    async def _watchdog_loop(self) -> None:
-        while not self._is_closed:
-            await self._clock.sleep(self.config.watchdog_interval_s)
-            waits = self._trainer_waits
-            if waits and self._clock.time() - waits[1] >= self.config.watchdog_interval_s:
-                logger.warning("%s", await self.report())
-
-    def _pump(self) -> None:
-        """Fill every free slot that the bounds allow."""
-        fleet, desk = self._parts.fleet, self._parts.desk
-        if self._is_closed:
-            return
-        if self.config.episode_deadline_s is not None:
-            for flight in fleet.land_overdue(self.config.episode_deadline_s):
-                flight.link.ask_to_cancel(flight.request.episode_id)
-        while desk.waiting:
-            link = fleet.pick(desk.waiting[0].group_id)
-            if link is None:
-                return
-            fleet.assign(desk.waiting.popleft(), link)
-        while not self._parts.breaker.is_open and fleet.has_free:
-            request = self._parts.admission.next_start()
-            if request is None:
-                return
-            link = fleet.pick(request.group_id)
-            assert link is not None
-            fleet.assign(request, link)
-
-    def _landed(self, request: EpisodeRequest, record: EpisodeRecord) -> None:
-        if request.is_eval:
-            self._parts.desk.landed(record)
-        else:
-            self._parts.breaker.note(record.fault)
-            complete = self._parts.assembly.ended(request, record)
-            if complete is not None:
-                self._parts.fleet.forget_group(complete.group_id)
-        self._wake.set()
-        self._changed.notify()
-
-    def _late(self, record: EpisodeRecord) -> None:
-        if not record.is_eval:
-            self._parts.assembly.late([record])
-
-    def _died(self, link: WorkerLink, reason: str) -> None:
-        self._parts.fleet.lose(link, reason)
-        if self._on_worker_lost is not None and not self._is_closed:
-            self._on_worker_lost(link.name)
-        self._wake.set()
-
-    def _link(self, worker: Worker) -> WorkerLink:
-        if isinstance(worker, NotifyingWorker):
-            worker.subscribe(self.nudge)
-        return WorkerLink(
-            worker,
-            poll_interval_s=self.config.poll_interval_s,
-            call_deadline_s=self.config.worker_call_deadline_s,
-            on_records=self._parts.fleet.land,
-            on_death=self._died,
-        )
-
-    def _serve(self, link: WorkerLink) -> None:
-        self._scope.start(link.send_loop())
-        self._scope.start(link.collect_loop())
-
-    def _check_open(self) -> None:
-        if self._is_closed or not self._scope.is_entered:
-            state = "a closed one" if self._is_closed else "one that was not entered"
-            raise ClosedError(
-                f"controller must be open, got {state}. Use `async with` around every call."
-            )

@@ -1,4 +1,4 @@
-"""Evaluation episodes of one controller: their line, their records. Pure.
+"""Evaluation episodes of one controller: their line, their records. Pure but for `collect`.
 
 Invariants: they never touch the staleness manager; a record is kept until it is taken or its
 request is given up.
@@ -7,11 +7,13 @@ request is given up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest
+from awrl_rollout.errors import BatchTimeoutError
+from awrl_rollout.signal import Signal
 
 
 class EvalDesk:
@@ -55,6 +57,30 @@ class EvalDesk:
     def count(self, episode_ids: Sequence[str]) -> int:
         """Return how many of these have ended."""
         return sum(key in self._records for key in episode_ids)
+
+    async def collect(
+        self,
+        episode_ids: Sequence[str],
+        changed: Signal,
+        is_over: Callable[[], bool],
+        timeout_s: float | None,
+    ) -> list[EpisodeRecord]:
+        """Return these records once all are here, nothing when it is over before.
+
+        Raises:
+            BatchTimeoutError: Not all came in time.
+        """
+        num_wanted = len(episode_ids)
+        try:
+            await changed.wait_for(
+                lambda: is_over() or self.count(episode_ids) == num_wanted, timeout_s=timeout_s
+            )
+        except TimeoutError as error:
+            raise BatchTimeoutError(
+                f"{num_wanted} evaluation episodes must end within {timeout_s} s, got "
+                f"{self.count(episode_ids)}. Raise the limit or give more slots."
+            ) from error
+        return [] if is_over() else self.take(episode_ids)
 
     def take(self, episode_ids: Sequence[str]) -> list[EpisodeRecord]:
         """Hand over these records and forget them."""

@@ -9,8 +9,7 @@ Invariants:
 Loops, all children of one TaskGroup that `async with` or `serve()` owns:
 * slot loop (x `num_slots`): consumes requests, produces records; waits for a request while
   admission is open; unblocked by `submit`, `resume_admission`, closing.
-* notify loop: consumes records, calls `on_finished` with all that are ready; waits for a record;
-  unblocked by a slot loop. A slow or failing hook never holds a slot.
+* notify loop, see `awrl_rollout.notify_loop`: a slow or failing hook never holds a slot.
 
 Lives inside a Ray actor as well: the actor's `run` method awaits `executor.serve()`.
 """
@@ -21,23 +20,24 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
 from awrl_rollout.clock import Clock, RealClock
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest, Measured, record_fault
-from awrl_rollout.errors import BatchTimeoutError, ClosedError
-from awrl_rollout.faults import Fault, FaultKind
+from awrl_rollout.errors import ClosedError
+from awrl_rollout.faults import cancelled
+from awrl_rollout.notify_loop import FinishedHook, NotifyLoop
 from awrl_rollout.retry import RetryPolicy
-from awrl_rollout.signal import Signal
-from awrl_rollout.slot import SlotRunner, Workflow
+from awrl_rollout.shelf import RecordShelf
+from awrl_rollout.slot import SlotRunner, Workflow, check_num_slots
 from awrl_rollout.statistics import ExecutorStatistics
 from awrl_rollout.task_scope import TaskScope
 
 logger = logging.getLogger(__name__)
 
-FinishedHook = Callable[[Sequence[EpisodeRecord]], Awaitable[None]]
+_CLOSED = "the executor was closed"
 
 
 class WorkflowExecutor:
@@ -69,14 +69,11 @@ class WorkflowExecutor:
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        if num_slots < 1:
-            raise ValueError(
-                f"num_slots must be at least 1, got {num_slots}. One slot runs one episode."
-            )
+        check_num_slots(num_slots)
         self.name = name
         self.num_slots = num_slots
         self._clock = RealClock() if clock is None else clock
-        self._on_finished = on_finished
+        self._notify = None if on_finished is None else NotifyLoop(on_finished)
         self._measured = Measured(worker=name)
         shared_rng = random.Random(0) if rng is None else rng
         self._slots = [
@@ -95,15 +92,12 @@ class WorkflowExecutor:
         self._held: deque[EpisodeRequest] = deque()
         self._waiting: dict[str, EpisodeRequest] = {}
         self._running: dict[str, SlotRunner] = {}
-        self._untaken: dict[str, EpisodeRecord] = {}
-        self._unnotified: list[EpisodeRecord] = []
-        self._has_unnotified = asyncio.Event()
+        self._shelf = RecordShelf()
         self._is_open = True
         self._is_closing = False
         self._num_ended = 0
         self._num_faults = 0
         self._serving_since_s: float | None = None
-        self._changed = Signal()
         self._listeners: list[Callable[[], None]] = []
         self._scope = TaskScope()
         self._closing = asyncio.Event()
@@ -116,8 +110,8 @@ class WorkflowExecutor:
         self._serving_since_s = self._clock.time()
         for slot in self._slots:
             self._scope.start(self._slot_loop(slot))
-        if self._on_finished is not None:
-            self._scope.start(self._notify_loop(self._on_finished))
+        if self._notify is not None:
+            self._scope.start(self._notify.run())
         return self
 
     async def __aexit__(
@@ -140,9 +134,6 @@ class WorkflowExecutor:
 
         Running episodes are cancelled and recorded as faults. A workflow that refuses to be
         cancelled is logged, recorded as a fault, and left behind.
-
-        Args:
-            timeout_s: Limit for the running episodes to end.
         """
         if self._is_closing:
             return
@@ -151,18 +142,13 @@ class WorkflowExecutor:
             self.cancel([episode_id])
         self._scope.cancel()
         try:
-            await self._changed.wait_for(lambda: not self._running, timeout_s=timeout_s)
+            await self._shelf.changed.wait_for(lambda: not self._running, timeout_s=timeout_s)
         except TimeoutError:
-            stuck = {key: slot.request for key, slot in self._running.items()}
-            logger.warning(
-                "closed after %s s with %d episodes that refuse to be cancelled: %s",
-                timeout_s,
-                len(stuck),
-                sorted(stuck),
-            )
-            for request in stuck.values():
-                if request is not None:
-                    self._record(record_fault(request, _closed_fault(), self._measured))
+            stuck = [slot.request for slot in self._running.values() if slot.request is not None]
+            ids = [request.episode_id for request in stuck]
+            logger.warning("closed after %s s; these refuse to be cancelled: %s", timeout_s, ids)
+            for request in stuck:
+                self._record(self._aborted(request, _CLOSED))
         self._closing.set()
 
     # -- requests
@@ -196,13 +182,7 @@ class WorkflowExecutor:
             request = self._waiting.pop(episode_id, None)
             slot = self._running.get(episode_id)
             if request is not None:
-                fault = Fault(
-                    kind=FaultKind.CANCELLED,
-                    boundary="executor",
-                    error_type="",
-                    message="was cancelled before it started",
-                )
-                self._keep(record_fault(request, fault, self._measured))
+                self._keep(self._aborted(request, "was cancelled before it started"))
             elif slot is not None:
                 slot.cancel()
 
@@ -232,13 +212,7 @@ class WorkflowExecutor:
                 returned and *kept*, so that a lost answer loses no record. None hands over all
                 records and forgets them.
         """
-        if acknowledged is None:
-            records = list(self._untaken.values())
-            self._untaken.clear()
-            return records
-        for episode_id in acknowledged:
-            self._untaken.pop(episode_id, None)
-        return list(self._untaken.values())
+        return self._shelf.take(acknowledged)
 
     async def wait(
         self, episode_ids: Sequence[str], *, timeout_s: float | None = None
@@ -254,17 +228,7 @@ class WorkflowExecutor:
                 raise LookupError(
                     f"episode_id must be live or untaken, got {episode_id!r}. Submit it first."
                 )
-        try:
-            await self._changed.wait_for(
-                lambda: all(key in self._untaken for key in episode_ids), timeout_s=timeout_s
-            )
-        except TimeoutError as error:
-            missing = [key for key in episode_ids if key not in self._untaken]
-            raise BatchTimeoutError(
-                f"{len(episode_ids)} episodes must end within {timeout_s} s, got "
-                f"{len(missing)} still live: {missing[:5]!r}. Raise the limit or cancel them."
-            ) from error
-        return [self._untaken.pop(key) for key in episode_ids]
+        return await self._shelf.wait(episode_ids, timeout_s=timeout_s)
 
     async def rollout_batch(
         self, requests: Sequence[EpisodeRequest], *, timeout_s: float | None = None
@@ -288,7 +252,7 @@ class WorkflowExecutor:
             num_slots=self.num_slots,
             num_waiting=len(self._waiting),
             num_running=len(self._running),
-            num_untaken=len(self._untaken),
+            num_untaken=len(self._shelf),
             num_ended=self._num_ended,
             num_faults=self._num_faults,
             is_admission_open=self._is_open,
@@ -308,47 +272,25 @@ class WorkflowExecutor:
             try:
                 record = await slot.run(request)
             except asyncio.CancelledError:
-                self._record(record_fault(request, _closed_fault(), self._measured))
+                self._record(self._aborted(request, _CLOSED))
                 raise
             self._record(record)
 
-    async def _notify_loop(self, on_finished: FinishedHook) -> None:
-        while True:
-            await self._has_unnotified.wait()
-            self._has_unnotified.clear()
-            records, self._unnotified = self._unnotified, []
-            try:
-                await on_finished(records)
-            except Exception as error:
-                logger.warning("on_finished failed for %d records", len(records), exc_info=error)
+    def _aborted(self, request: EpisodeRequest, message: str) -> EpisodeRecord:
+        return record_fault(request, cancelled(message, boundary="executor"), self._measured)
 
     def _record(self, record: EpisodeRecord) -> None:
         if self._running.pop(record.episode_id, None) is not None:
             self._keep(record)
 
     def _keep(self, record: EpisodeRecord) -> None:
-        self._untaken[record.episode_id] = record
         self._num_ended += 1
         self._num_faults += record.fault is not None
-        if self._on_finished is not None:
-            self._unnotified.append(record)
-            self._has_unnotified.set()
-        self._changed.notify()
+        if self._notify is not None:
+            self._notify.note(record)
+        self._shelf.put(record)
         for listener in self._listeners:
             listener()
 
     def _knows(self, episode_id: str) -> bool:
-        return (
-            episode_id in self._waiting
-            or episode_id in self._running
-            or episode_id in self._untaken
-        )
-
-
-def _closed_fault() -> Fault:
-    return Fault(
-        kind=FaultKind.CANCELLED,
-        boundary="executor",
-        error_type="",
-        message="the executor was closed",
-    )
+        return any(episode_id in held for held in (self._waiting, self._running, self._shelf))

@@ -42,3 +42,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         """Return the fault as one short sentence for logs and statistics."""
         error = f"{self.error_type}: " if self.error_type else ""
         return f"{self.kind.value} at {self.boundary}: {error}{self.message}"
+
+
+def cancelled(message: str, *, boundary: str, num_attempts: int = 1) -> Fault:
+    """Return the fault of an episode that somebody ended on purpose."""
+    return Fault(
+        kind=FaultKind.CANCELLED,
+        boundary=boundary,
+        error_type="",
+        message=message,
+        num_attempts=num_attempts,
+    )

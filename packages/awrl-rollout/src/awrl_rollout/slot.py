@@ -23,7 +23,7 @@ from awrl_rollout.episode import (
     record_result,
 )
 from awrl_rollout.errors import EpisodeFaultError
-from awrl_rollout.faults import Fault, FaultKind
+from awrl_rollout.faults import Fault, FaultKind, cancelled
 from awrl_rollout.retry import RetryPolicy
 from awrl_rollout.statistics import SlotView
 
@@ -125,12 +125,8 @@ class SlotRunner:
             async with asyncio.timeout(None) as self._cancel_scope:
                 answer = await self._run_with_retries(request)
         except TimeoutError:  # the workflow's own are caught inside: this is `cancel`
-            answer = Fault(
-                kind=FaultKind.CANCELLED,
-                boundary="executor",
-                error_type="",
-                message="was cancelled",
-                num_attempts=self._num_attempts,
+            answer = cancelled(
+                "was cancelled", boundary="executor", num_attempts=self._num_attempts
             )
         finally:
             ended_s = self._clock.time()
@@ -187,3 +183,15 @@ class SlotRunner:
 
 def _fault(kind: FaultKind, boundary: str, error: BaseException) -> Fault:
     return Fault(kind=kind, boundary=boundary, error_type=type(error).__name__, message=str(error))
+
+
+def check_num_slots(num_slots: int) -> None:
+    """Raise unless there is at least one slot.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if num_slots < 1:
+        raise ValueError(
+            f"num_slots must be at least 1, got {num_slots}. One slot runs one episode."
+        )

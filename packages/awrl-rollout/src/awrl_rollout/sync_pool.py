@@ -19,7 +19,7 @@ import msgspec
 from awrl_rollout.clock import Clock, RealClock
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest
 from awrl_rollout.retry import RetryPolicy
-from awrl_rollout.slot import SlotRunner, Workflow
+from awrl_rollout.slot import SlotRunner, Workflow, check_num_slots
 
 SlotHook = Callable[[int], Awaitable[None]]
 """Spawns or tears down what a slot needs, for example its browser."""
@@ -72,10 +72,7 @@ class SyncPool:
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        if num_slots < 1:
-            raise ValueError(
-                f"num_slots must be at least 1, got {num_slots}. One slot runs one episode."
-            )
+        check_num_slots(num_slots)
         self.num_slots = num_slots
         self._workflow = workflow
         self._name = name
