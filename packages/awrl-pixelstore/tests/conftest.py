@@ -1,8 +1,10 @@
-"""A small local Ray cluster per test file, and images."""
+"""One small local Ray cluster for all tests of this folder, and images."""
 
+import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,20 +13,31 @@ from numpy.typing import NDArray
 
 MakeArray = Callable[..., NDArray[np.uint8]]
 MakePng = Callable[..., bytes]
+HERE = Path(__file__).parent
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # On a busy machine 30 s are short.
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """Two CPUs and 300 MB of object store, ended after the file."""
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=300 * 2**20,
-        log_to_driver=False,
-        namespace="tests",
-    )
+@pytest.fixture
+def cluster() -> None:
+    """Two CPUs and 300 MB of object store; a cluster takes seconds, so the tests share it."""
+    if not ray.is_initialized():
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=300 * 2**20,
+            log_to_driver=False,
+            _system_config={"free_objects_period_milliseconds": 20},
+        )
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """End the cluster when the next test stands outside of this folder."""
     yield
-    ray.shutdown()
+    if ray.is_initialized() and (nextitem is None or HERE not in nextitem.path.parents):
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")

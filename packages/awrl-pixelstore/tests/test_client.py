@@ -25,18 +25,12 @@ MakeArray = Callable[..., NDArray[np.uint8]]
 MakePng = Callable[..., bytes]
 
 
-@pytest.fixture(scope="module")
-def shared_store(cluster: None) -> Iterator[PixelStoreClient]:
+@pytest.fixture
+def store(cluster: None) -> Iterator[PixelStoreClient]:
     store = get_or_create_pixel_store("client-tests", num_shards=2)
     yield store
-    store.close()
-
-
-@pytest.fixture
-def store(shared_store: PixelStoreClient) -> Iterator[PixelStoreClient]:
-    yield shared_store
-    shared_store.release_many(["a", "b", "c"])
-    assert shared_store.statistics().num_entries == 0
+    store.release_many(["a", "b", "c"])
+    assert store.statistics().num_entries == 0
 
 
 def test_blocking_calls_go_round(

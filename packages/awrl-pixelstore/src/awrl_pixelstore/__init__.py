@@ -1,5 +1,7 @@
 """Screenshots by reference in dedicated Ray actors."""
 
+import logging
+
 from awrl_pixelstore.cache import CacheStatistics
 from awrl_pixelstore.client import PixelStoreClient
 from awrl_pixelstore.config import DiskConfig, PixelStoreConfig
@@ -39,3 +41,5 @@ __all__ = [
     "get_or_create_pixel_store",
     "room_for_episodes",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

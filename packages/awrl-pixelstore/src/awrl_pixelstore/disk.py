@@ -19,7 +19,7 @@ from awrl_pixelstore.config import DiskConfig
 from awrl_pixelstore.errors import DiskTierError
 from awrl_pixelstore.headers import Shape
 from awrl_pixelstore.image import Form, digest_of
-from awrl_pixelstore.journal import COMPACT_AFTER_LINES, Journal, Record
+from awrl_pixelstore.journal import Journal, Record
 from awrl_pixelstore.keys import run_tag_of
 
 HEADER = struct.Struct(">8sB3xIIIQ")
@@ -179,9 +179,8 @@ class DiskTier:
         Raises:
             OSError: The disk refused; the journal is as before.
         """
-        if self._journal.num_lines >= COMPACT_AFTER_LINES:
+        if self._journal.is_long:
             self._journal.rewrite(leases())
-            self._journal.num_lines = 0
 
     def close(self, *, is_kept: bool = True) -> None:
         """Give the folder back, with or without what is in it."""

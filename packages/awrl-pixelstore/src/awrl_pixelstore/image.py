@@ -9,7 +9,7 @@ Legend: `H` height, `W` width, `C` channels.
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,17 @@ class PackedImage:
     """Content address, `DIGEST_CHARS` hex characters."""
     payload: NDArray[np.uint8]
     """Flat view of the bytes, `[num_bytes]`; not a copy of what was put."""
+
+
+class StoredPayload(NamedTuple):
+    """One image as it lies in the store."""
+
+    form: Form
+    """Encoding, or `array` for raw pixels."""
+    shape: Shape
+    """`(H, W, C)`."""
+    payload: bytes
+    """Its bytes, immutable and shared with the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

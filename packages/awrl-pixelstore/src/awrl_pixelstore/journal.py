@@ -38,8 +38,14 @@ class Journal:
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self._size = os.lseek(self._fd, 0, os.SEEK_END)
-        self.num_lines = 0
+        self._num_appended = 0
+        self._num_rewritten = 0
         self.num_damaged = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a rewrite would pay: more was appended than a rewrite writes."""
+        return self._num_appended >= max(COMPACT_AFTER_LINES, self._num_rewritten)
 
     def append(self, record: Record) -> None:
         """Write one change.
@@ -56,7 +62,7 @@ class Journal:
             os.ftruncate(self._fd, self._size)
             raise
         self._size += len(line)
-        self.num_lines += 1
+        self._num_appended += 1
 
     def replay(self) -> dict[str, dict[str, None]]:
         """Return digests by trajectory, least recently changed first."""
@@ -82,7 +88,8 @@ class Journal:
         os.close(self._fd)
         self._fd = os.open(self._path, os.O_RDWR)
         self._size = os.lseek(self._fd, 0, os.SEEK_END)
-        self.num_lines = len(lines)
+        self._num_appended = 0
+        self._num_rewritten = len(lines)
 
     def close(self) -> None:
         """Give the file back."""

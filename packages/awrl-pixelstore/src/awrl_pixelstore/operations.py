@@ -5,7 +5,7 @@ and returns its result. The client drives it, blocking or awaiting; the logic ex
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 from awrl_pixelstore.cache import ReadCache
@@ -95,17 +95,11 @@ class StoreOperations:
 
     def get_many(self, keys: Sequence[str]) -> Steps[list[Image]]:
         """Return images in the order of `keys`; one call per shard that has uncached ones."""
-        found: dict[str, Image] = {}
-        missing: dict[str, None] = {}
-        open_keys: list[str] = []
-        for key in dict.fromkeys(keys):
-            image = self.cache.find(key) if self._is_ours(key) else None
-            if image is not None:
-                found[key] = image
-            elif self._is_ours(key):
-                open_keys.append(key)
-            else:
-                missing[key] = None
+        ours, foreign = self._split(keys)
+        missing = dict.fromkeys(foreign)
+        cached = {key: self.cache.find(key) for key in ours}
+        found = {key: image for key, image in cached.items() if image is not None}
+        open_keys = [key for key in ours if key not in found]
         while open_keys:
             calls = [
                 Call(shard, "fetch", (mine,), tuple(mine))
@@ -123,10 +117,11 @@ class StoreOperations:
 
     def missing(self, keys: Sequence[str]) -> Steps[list[str]]:
         """Return keys that are not held; a shard known to be dead holds nothing."""
-        lost: set[str] = {key for key in keys if not self._is_ours(key)}
+        ours, foreign = self._split(keys)
+        lost = set(foreign)
         calls = [
             Call(shard, "missing", (mine,), tuple(mine))
-            for shard, mine in self._by_shard(key for key in dict.fromkeys(keys)).items()
+            for shard, mine in self._by_shard(ours).items()
         ]
         for call, answer in zip(calls, (yield calls), strict=True):
             if isinstance(answer.value, PixelStoreUnavailable) and answer.value.is_gone:
@@ -137,12 +132,12 @@ class StoreOperations:
 
     def describe(self, keys: Sequence[str]) -> Steps[list[ImageInfo]]:
         """Return form, shape, size and reference count of keys, in order."""
-        foreign = [key for key in keys if not self._is_ours(key)]
+        ours, foreign = self._split(keys)
         if foreign:
             raise PixelNotFound(foreign)
         calls = [
             Call(shard, "describe", (mine,), tuple(mine))
-            for shard, mine in self._by_shard(dict.fromkeys(keys)).items()
+            for shard, mine in self._by_shard(ours).items()
         ]
         infos: dict[str, ImageInfo] = {}
         for part in _values((yield calls), list):
@@ -151,12 +146,12 @@ class StoreOperations:
 
     def acquire(self, trajectory_id: str, keys: Sequence[str]) -> Steps[None]:
         """Let one more trajectory hold keys; all or none per shard."""
-        foreign = [key for key in keys if not self._is_ours(key)]
+        ours, foreign = self._split(keys)
         if foreign:
             raise PixelNotFound(foreign)
         calls = [
             Call(shard, "acquire", (trajectory_id, mine), tuple(mine))
-            for shard, mine in self._by_shard(dict.fromkeys(keys)).items()
+            for shard, mine in self._by_shard(ours).items()
         ]
         _values((yield calls), object)
 
@@ -206,15 +201,25 @@ class StoreOperations:
     def _everywhere(self, method: Method, *arguments: object) -> list[Call]:
         return [Call(shard, method, arguments) for shard in self._shards]
 
-    def _is_ours(self, key: str) -> bool:
-        parsed = parse_key(key)
-        return parsed.run_tag == self._run_tag and parsed.shard in self._shards
+    def _split(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the keys of this store and those of others, each once."""
+        if isinstance(keys, str):
+            raise TypeError(
+                f"keys must be a sequence of keys, got the str {keys!r}. Put it in a list."
+            )
+        ours: list[str] = []
+        foreign: list[str] = []
+        parsed = [parse_key(key) for key in keys]
+        for key, parts in dict(zip(keys, parsed, strict=True)).items():
+            is_ours = parts.run_tag == self._run_tag and parts.shard in self._shards
+            (ours if is_ours else foreign).append(key)
+        return ours, foreign
 
-    def _by_shard(self, keys: Iterable[str]) -> dict[int, list[str]]:
+    @staticmethod
+    def _by_shard(keys: Sequence[str]) -> dict[int, list[str]]:
         grouped: dict[int, list[str]] = {}
         for key in keys:
-            if self._is_ours(key):
-                grouped.setdefault(parse_key(key).shard, []).append(key)
+            grouped.setdefault(parse_key(key).shard, []).append(key)
         return grouped
 
     def _batches(self, images: Sequence[PackedImage]) -> Iterator[list[PackedImage]]:

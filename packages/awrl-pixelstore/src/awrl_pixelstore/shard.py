@@ -1,4 +1,4 @@
-"""The Ray actor of one shard: `PixelStoreCore` behind async methods.
+"""One shard as async methods over `PixelStoreCore`; `store` makes a Ray actor of it.
 
 Invariants: a method never awaits, so the core sees one call at a time; every method keeps its
 arguments no longer than the copy out of them, so no image stays in Ray's object store; a refused
@@ -13,9 +13,9 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
-import ray
 
 from awrl_pixelstore.core import PixelStoreCore
 from awrl_pixelstore.errors import PixelStoreError, PixelStoreUnavailable
@@ -37,11 +37,24 @@ class PixelStoreShard:
         spec: What the store's creator fixed.
         shard: Index of this shard.
         clock: Monotonic seconds.
+        end: Ends the actor for good; called when the shard was idle for too long.
+        is_restarted: Whether an earlier process of this actor died.
+        tick_s: Period of the timer.
     """
 
     def __init__(
-        self, spec: StoreSpec, shard: int, clock: Callable[[], float] = time.monotonic
+        self,
+        spec: StoreSpec,
+        shard: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        end: Callable[[], None] = lambda: None,
+        is_restarted: bool = False,
+        tick_s: float = TICK_S,
     ) -> None:
+        self._end = end
+        self._tick_s = tick_s
+        self._is_restarted = is_restarted
         self._spec = spec
         self._clock = clock
         self._core: PixelStoreCore | None = None
@@ -112,7 +125,10 @@ class PixelStoreShard:
 
     async def statistics(self, seen: Seen | None) -> Reply:
         """Return as value the shard's `PixelStoreStatistics`."""
-        return self._answer(lambda core: core.statistics(), seen)
+        num_restarts = int(self._is_restarted)
+        return self._answer(
+            lambda core: replace(core.statistics(), num_restarts=num_restarts), seen
+        )
 
     async def stop(self, is_disk_kept: bool, seen: Seen | None) -> Reply:
         """Give the disk back and refuse everything from now on; the value is None."""
@@ -157,7 +173,7 @@ class PixelStoreShard:
     def _note_call(self) -> None:
         self._last_call = self._clock()
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
     def _tick(self) -> None:
         core = self._core
@@ -170,9 +186,9 @@ class PixelStoreShard:
             logger.warning("no call for %g s: this shard of %r ends", limit_s, self._spec.run_id)
             core.close(is_disk_kept=True)
             self._core = None
-            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+            self._end()
             return
-        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
     def _flush_soon(self) -> None:
         if not self._is_flushing:

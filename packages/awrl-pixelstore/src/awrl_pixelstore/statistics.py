@@ -67,7 +67,7 @@ class PixelStoreStatistics:
     num_disk_errors: int = 0
     """Writes that the disk refused."""
     num_restarts: int = 0
-    """Times that the shard came back after its process died."""
+    """Shards whose process died and was started again: without a disk tier they began empty."""
     put_p99_s: float = 0.0
     """99th percentile of the service time of a put call, in the shard."""
     get_p99_s: float = 0.0

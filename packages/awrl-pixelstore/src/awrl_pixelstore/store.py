@@ -5,9 +5,11 @@ once; whoever comes first fixes config and layout; another `run_id` never meets 
 a CPU from the scheduler.
 """
 
+import contextlib
+import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import ray
@@ -29,6 +31,19 @@ MAX_CONCURRENT_CALLS = 256
 """Calls that Ray hands to a shard at a time; they hold their arguments while they queue."""
 RETRY_PAUSE_S = 0.05
 """Pause before another attempt while a closed store's name is not free yet."""
+
+
+class ShardActor(PixelStoreShard):
+    """A shard inside its Ray actor."""
+
+    def __init__(self, spec: StoreSpec, shard: int) -> None:
+        context = ray.get_runtime_context()
+        is_restarted = bool(context.was_current_actor_reconstructed)
+        super().__init__(spec, shard, end=_end_this_actor, is_restarted=is_restarted)
+
+
+def _end_this_actor() -> None:
+    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
 def get_or_create_pixel_store(
@@ -80,10 +95,16 @@ def get_or_create_pixel_store(
 def _try_to_join(wanted: StoreSpec, deadline: float) -> StoreSpec | None:
     """Return the agreed spec; None when an actor was just ending, so that it is worth a retry."""
     try:
-        spec = _hello([_shard(wanted, 0)], deadline)
+        spec = _hello([_shard(wanted, 0)], deadline)[0]
         if spec is not None:
             others = [_shard(spec, shard) for shard in range(1, len(spec.layout))]
-            return spec if _hello(others, deadline) or not others else None
+            answers = _hello(others, deadline)
+            stale = [h for h, answer in zip(others, answers, strict=True) if answer != spec]
+            stale += list(_beyond(spec))
+            for handle in stale:
+                logger.warning("ending a shard of an earlier store of run %r", spec.run_id)
+                ray.kill(handle, no_restart=True)
+            return None if stale else spec
     except GetTimeoutError:
         return None
     except RayActorError as error:
@@ -94,9 +115,9 @@ def _try_to_join(wanted: StoreSpec, deadline: float) -> StoreSpec | None:
     return None
 
 
-def _shard(spec: StoreSpec, shard: int) -> "ActorHandle[PixelStoreShard]":
+def _shard(spec: StoreSpec, shard: int) -> "ActorHandle[ShardActor]":
     node_id = spec.layout[shard]
-    actor = ray.remote(PixelStoreShard).options(
+    actor = ray.remote(ShardActor).options(
         name=actor_name(spec.run_id, shard),
         namespace=NAMESPACE,
         lifetime="detached",
@@ -107,17 +128,25 @@ def _shard(spec: StoreSpec, shard: int) -> "ActorHandle[PixelStoreShard]":
         max_concurrency=MAX_CONCURRENT_CALLS,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True),
     )
-    return cast("ActorHandle[PixelStoreShard]", actor.remote(spec, shard))
+    return cast("ActorHandle[ShardActor]", actor.remote(spec, shard))
 
 
-def _hello(handles: "list[ActorHandle[PixelStoreShard]]", deadline: float) -> StoreSpec | None:
+def _hello(handles: "list[ActorHandle[ShardActor]]", deadline: float) -> list[StoreSpec | None]:
+    """Return what each shard agreed to; None for one that is closed."""
     references = [handle.hello.remote() for handle in handles]
     answers = ray.get(references, timeout=max(deadline - time.monotonic(), 0.0))
     for handle, answer in zip(handles, answers, strict=True):
         if isinstance(answer, PixelStoreError):
             ray.kill(handle, no_restart=True)
             raise answer
-    return None if None in answers or not answers else cast("StoreSpec", answers[0])
+    return cast("list[StoreSpec | None]", answers)
+
+
+def _beyond(spec: StoreSpec) -> "Iterator[ActorHandle[ShardActor]]":
+    """Yield shards of an earlier, larger store of the run whose first shard was killed."""
+    with contextlib.suppress(ValueError):
+        for shard in itertools.count(len(spec.layout)):
+            yield ray.get_actor(actor_name(spec.run_id, shard), namespace=NAMESPACE)
 
 
 def _layout(num_shards: int | None) -> tuple[str, ...]:

@@ -51,7 +51,10 @@ class TieredEntries:
         """Take over what the disk tier held; return keys by trajectory."""
         if self._disk is None:
             return {}
-        recovered = self._disk.recover()
+        try:
+            recovered = self._disk.recover()
+        except OSError as error:
+            self._refuse(error, 0)
         for digest, stored in recovered.images.items():
             entry = Entry(stored.form, stored.shape, stored.num_bytes, None, is_dirty=False)
             self.table.add(self._key(digest), entry)
@@ -143,7 +146,10 @@ class TieredEntries:
             return Loaded(entry.payload, is_from_disk=False)
         assert self._disk is not None
         stored = StoredImage(entry.form, entry.shape, entry.num_bytes)
-        payload = self._disk.read(parse_key(key).digest, stored)
+        try:
+            payload = self._disk.read(parse_key(key).digest, stored)
+        except OSError as error:
+            self._refuse(error, 0)
         if payload is None:
             logger.warning("shard %d lost %s: its file is gone or damaged", self._shard, key)
             self.num_lost += 1
@@ -158,8 +164,12 @@ class TieredEntries:
         """Hold an image no more, in memory and on disk; return its bytes."""
         entry = self.table.remove(key)
         if self._disk is not None and not entry.is_dirty:
-            self._disk.remove(parse_key(key).digest)
             self.disk_bytes -= entry.num_bytes
+            try:
+                self._disk.remove(parse_key(key).digest)
+            except OSError as error:
+                self.num_disk_errors += 1
+                logger.warning("shard %d could not remove %s: %s", self._shard, key, error)
         return entry.num_bytes
 
     def flush(self, max_images: int | None = None) -> int:
@@ -231,6 +241,6 @@ class TieredEntries:
         if error.errno in NO_ROOM:
             raise self._full(requested, f"file system: {error.strerror}") from error
         raise DiskTierError(
-            f"the disk tier of shard {self._shard} must take writes, got {error}. "
-            "Nothing of the call was stored; check the disk."
+            f"the disk tier of shard {self._shard} must answer, got {error}. "
+            "The call changed nothing; check the disk."
         ) from error

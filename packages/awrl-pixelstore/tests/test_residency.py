@@ -1,0 +1,145 @@
+"""Where the bytes are: not in Ray's object store, not spilled, and gone after release."""
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from awrl_pixelstore import (
+    PixelStoreClient,
+    PixelStoreConfig,
+    PixelStoreCore,
+    get_or_create_pixel_store,
+)
+from awrl_pixelstore.transport import NAMESPACE, actor_name
+from numpy.typing import NDArray
+from ray._private.internal_api import node_stats
+
+MakeArray = Callable[..., NDArray[np.uint8]]
+MIB = 2**20
+
+
+def object_store() -> Any:
+    """Return the raylet's own accounting of its object store."""
+    node = ray.nodes()[0]
+    address, port = node["NodeManagerAddress"], node["NodeManagerPort"]
+    return node_stats(address, port, include_memory_info=False).store_stats
+
+
+def resident_bytes_after_settling(limit: int) -> int:
+    """Return bytes in the object store; Ray frees in batches, so ask until few enough or 10 s."""
+    gc.collect()
+    for _ in range(200):
+        used = object_store().object_store_bytes_used
+        if used <= limit:
+            break
+        threading.Event().wait(0.05)
+    return used
+
+
+def private_bytes(process: int) -> int:
+    with open(f"/proc/{process}/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["RssAnon"].split()[0]) * 1024
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_no_image_stays_in_the_object_store_between_calls(make_array: MakeArray) -> None:
+    store = get_or_create_pixel_store("residency")
+    before = resident_bytes_after_settling(0)
+    created = object_store().cumulative_created_bytes
+    images = [make_array(seed, (720, 1280, 3)) for seed in range(8)]
+    keys = store.put_many(images, trajectory_id="a")
+    held = store.get_many(keys)
+    # The bytes did travel through shared memory, in and out, and left it while we hold them.
+    travelled = object_store().cumulative_created_bytes - created
+    assert travelled >= 2 * sum(image.nbytes for image in images)
+    assert resident_bytes_after_settling(before + MIB) <= before + MIB
+    for image, got in zip(images, held, strict=True):
+        np.testing.assert_array_equal(got, image)
+    store.close()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_workload_that_makes_plain_object_passing_spill_does_not_spill_here(
+    make_array: MakeArray,
+) -> None:
+    store = get_or_create_pixel_store("spilling")
+    image = make_array(0, (2000, 2500, 4))
+    keys: list[str] = []
+    spilled = object_store().spilled_bytes_total
+    for number in range(20):
+        image[0, 0, 0] = number
+        keys.append(store.put(image, trajectory_id=f"t{number}"))
+    assert store.missing(keys) == []
+    assert object_store().spilled_bytes_total == spilled
+    references: list[Any] = []
+    for number in range(20):
+        image[0, 0, 0] = number
+        references.append(ray.put(image))
+    assert object_store().spilled_bytes_total > spilled
+    del references
+    for number in (0, 19):
+        assert np.asarray(store.get_many([keys[number]])[0])[0, 0, 0] == number
+    store.close()
+
+
+def test_ten_thousand_trajectories_leave_a_core_as_it_was(make_array: MakeArray) -> None:
+    core = PixelStoreCore(PixelStoreConfig(max_bytes=8 * MIB))
+    shots = [make_array(seed, (160, 224, 3)) for seed in range(8)]
+    sizes: list[int] = []
+    for number in range(10_000):
+        shots[number % 8][0, 0, :2] = divmod(number % 65536, 256)
+        core.put_many(shots, trajectory_id=f"t{number}")
+        if number >= 4:
+            core.release(f"t{number - 4}")
+        if number % 1000 == 999:
+            sizes.append(private_bytes(os.getpid()))
+    for number in range(9996, 10_000):
+        core.release(f"t{number}")
+    statistics = core.statistics()
+    assert statistics.num_puts == 80_000
+    assert statistics.num_entries == statistics.num_bytes == statistics.num_references == 0
+    assert max(sizes) - sizes[1] < 4 * MIB
+
+
+async def live(store: PixelStoreClient, first: int, count: int, image: NDArray[np.uint8]) -> None:
+    for number in range(first, first + count):
+        mine = image.copy()
+        mine[0, 0] = (number % 251, number // 251 % 251, number // 63001)
+        await store.put_many_async([mine, image], trajectory_id=f"t{number}")
+        await store.release_async(f"t{number}")
+
+
+async def live_all(store: PixelStoreClient, rounds: range, image: NDArray[np.uint8]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for first in rounds:
+            group.create_task(live(store, first, rounds.step, image))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_ten_thousand_trajectories_leave_the_actors_as_they_were(make_array: MakeArray) -> None:
+    store = get_or_create_pixel_store("long-lived")
+    handle: Any = ray.get_actor(actor_name("long-lived", 0), namespace=NAMESPACE)
+    shard = ray.get(handle.__ray_call__.remote(lambda actor: os.getpid()))
+    image = make_array(0, (60, 80, 3))
+    asyncio.run(live_all(store, range(0, 2000, 125), image))
+    before = private_bytes(shard), private_bytes(os.getpid())
+    asyncio.run(live_all(store, range(2000, 10_000, 500), image))
+    after = private_bytes(shard), private_bytes(os.getpid())
+    statistics = store.statistics()
+    assert statistics.num_puts == 20_000
+    assert statistics.num_entries == statistics.num_bytes == statistics.num_trajectories == 0
+    assert after[0] - before[0] < 8 * MIB
+    assert after[1] - before[1] < 8 * MIB
+    assert resident_bytes_after_settling(MIB) <= MIB
+    store.close()
