@@ -3,6 +3,7 @@
 
 SHELL := /bin/bash
 BIN := .venv/bin
+UV := $(shell command -v uv || echo .uv/bin/uv)
 # One thread for each process: the tests start many processes on few cores.
 export OMP_NUM_THREADS ?= 1
 
@@ -37,7 +38,7 @@ bench: ## all figures; results in benchmarks/results
 	$(BIN)/python -m pytest -q benchmarks -o python_files="bench_*.py" $(ARGS)
 
 build: ## wheels and source archives of every distribution, in dist
-	uv build --all-packages --out-dir dist
+	$(UV) build --all-packages --out-dir dist
 
 docs: ## docs/configuration.md from the field docstrings
 	$(BIN)/webrl configs --keys > docs/configuration.md

@@ -18,10 +18,11 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Package
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not on the path"),
-]
+PLACES = (shutil.which("uv"), Path(__file__).parent.parent / ".uv" / "bin" / "uv")
+UV = next((str(place) for place in PLACES if place is not None and Path(place).is_file()), None)
+"""uv: the one on the path, or the one that `make setup` fetched."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(UV is None, reason="uv is not here")]
 
 HEAVY = {"torch", "ray", "numpy", "transformers", "aiohttp", "playwright", "safetensors", "msgspec"}
 """Distributions that an import must not bring along unless the design grants them."""
@@ -42,6 +43,11 @@ SIBLINGS = {
 DEADLINE_S = 600
 
 
+def uv(*words: str | Path, cwd: Path) -> str:
+    assert UV is not None
+    return run(UV, *words, cwd=cwd)
+
+
 def run(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run(
         [str(word) for word in command],
@@ -59,16 +65,15 @@ def run(*command: str | Path, cwd: Path) -> str:
 def wheels(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel of every distribution."""
     folder = tmp_path_factory.mktemp("wheels")
-    run("uv", "build", "--all-packages", "--wheel", "--out-dir", folder, cwd=root)
+    uv("build", "--all-packages", "--wheel", "--out-dir", folder, cwd=root)
     return folder
 
 
 @pytest.fixture(scope="session")
 def locked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The locked versions as constraints, so that nothing newer is fetched."""
-    words = "uv export --frozen --all-packages --all-extras --no-hashes --no-emit-workspace"
-    # Conflicting extras can not be exported together; the app's GPU extra is not needed here.
-    exported = run(*words.replace(" --all-extras", "").split(), cwd=root)
+    words = "export --frozen --all-packages --no-hashes --no-emit-workspace"
+    exported = uv(*words.split(), cwd=root)
     lines = [line for line in exported.splitlines() if re.match(r"[A-Za-z0-9]", line)]
     file = tmp_path_factory.mktemp("locked") / "constraints.txt"
     file.write_text("\n".join(lines))
@@ -96,9 +101,9 @@ def test_a_library_installs_and_imports_alone(
     library: Package, wheels: Path, locked: Path, tmp_path: Path
 ) -> None:
     python = tmp_path / "venv" / "bin" / "python"
-    run("uv", "venv", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
-    install = ["uv", "pip", "install", "--python", python, "--constraint", locked]
-    run(*install, "--find-links", wheels, wheel_of(library, wheels), cwd=tmp_path)
+    uv("venv", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
+    install = ["pip", "install", "--python", python, "--constraint", locked]
+    uv(*install, "--find-links", wheels, wheel_of(library, wheels), cwd=tmp_path)
     probe = (
         f"import sys, {library.module}; print(*sorted({{n.split('.')[0] for n in sys.modules}}))"
     )
