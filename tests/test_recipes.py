@@ -1,0 +1,79 @@
+"""People, pre-commit and CI call the same recipes, and the top level holds nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RECIPES = {"setup", "demo", "test", "lint", "types", "gates", "bench", "build", "docs"}
+TOP_LEVEL = {
+    ".ci",
+    ".github",
+    ".gitignore",
+    ".pre-commit-config.yaml",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "apps",
+    "benchmarks",
+    "docs",
+    "packages",
+    "pyproject.toml",
+    "tests",
+    "uv.lock",
+}
+CALLERS = (".ci/run", ".github/workflows/ci.yml", ".pre-commit-config.yaml", "CONTRIBUTING.md")
+SCRIPTS = (".ci/run", ".ci/setup")
+
+
+def targets(root: Path) -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_every_promised_recipe_exists(root: Path) -> None:
+    assert targets(root) >= RECIPES
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_every_recipe_that_is_called_exists(caller: str, root: Path) -> None:
+    # A recipe stands at the start of a command; prose that holds the word does not count.
+    called = set(re.findall(r"(?:run: |entry: |exec |`)make ([a-z]+)", (root / caller).read_text()))
+    assert called
+    assert called - targets(root) == set()
+
+
+def test_continuous_integration_starts_where_contributors_do(root: Path) -> None:
+    assert ".ci/run" in (root / ".github/workflows/ci.yml").read_text()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_are_executable_and_parse(script: str, root: Path) -> None:
+    assert os.access(root / script, os.X_OK)
+    subprocess.run(["bash", "-n", str(root / script)], check=True)
+
+
+def test_a_wrong_browser_variable_stops_the_set_up_before_anything_is_fetched(root: Path) -> None:
+    done = subprocess.run(
+        [str(root / ".ci/setup")],
+        env={**os.environ, "AWRL_CHROMIUM": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "AWRL_CHROMIUM names no Chromium that starts: /nowhere" in done.stderr
+    assert "environment:" not in done.stderr
+
+
+def test_the_top_level_holds_nothing_else(root: Path) -> None:
+    if not (root / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout
+    assert {line.split("/")[0] for line in listed.splitlines()} <= TOP_LEVEL
