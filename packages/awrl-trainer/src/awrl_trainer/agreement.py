@@ -19,19 +19,20 @@ __all__ = ["require_same_everywhere", "run_or_fail_together"]
 T = TypeVar("T")
 
 
-def require_same_everywhere(digest: bytes, group: dist.ProcessGroup) -> None:
+def require_same_everywhere(digest: bytes, group: dist.ProcessGroup, device: torch.device) -> None:
     """Check that all ranks hold the same digest.
 
     Args:
         digest: Bytes of equal length on every rank.
         group: The ranks.
+        device: Where the exchange happens.
 
     Raises:
         RanksDisagreeError: On every rank, when one differs.
     """
     if dist.get_world_size(group) == 1:
         return
-    mine = torch.tensor(list(digest), dtype=torch.int64, device=_device(group))
+    mine = torch.tensor(list(digest), dtype=torch.int64, device=device)
     low, high = mine.clone(), mine.clone()
     dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
     dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
@@ -42,7 +43,9 @@ def require_same_everywhere(digest: bytes, group: dist.ProcessGroup) -> None:
         )
 
 
-def run_or_fail_together(action: Callable[[], T], group: dist.ProcessGroup) -> T:
+def run_or_fail_together(
+    action: Callable[[], T], group: dist.ProcessGroup, device: torch.device
+) -> T:
     """Run something that has no collective in it, and raise on every rank if it failed on one.
 
     Whatever a caller's function raises on one rank must not leave the others waiting in the next
@@ -51,6 +54,7 @@ def run_or_fail_together(action: Callable[[], T], group: dist.ProcessGroup) -> T
     Args:
         action: Runs on every rank.
         group: The ranks.
+        device: Where the exchange happens.
 
     Returns:
         What the action returned.
@@ -61,7 +65,7 @@ def run_or_fail_together(action: Callable[[], T], group: dist.ProcessGroup) -> T
     if dist.get_world_size(group) == 1:
         return action()
     outcome = outcome_of(action)
-    flag = torch.tensor(float(outcome.error is not None), device=_device(group))
+    flag = torch.tensor(float(outcome.error is not None), device=device)
     dist.all_reduce(flag, group=group)
     if outcome.error is not None:
         raise outcome.error
@@ -71,9 +75,3 @@ def run_or_fail_together(action: Callable[[], T], group: dist.ProcessGroup) -> T
             " error of that rank; nothing was updated by this step."
         )
     return cast("T", outcome.value)
-
-
-def _device(group: dist.ProcessGroup) -> torch.device:
-    if "gloo" in dist.get_backend(group):
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
@@ -24,7 +24,7 @@ WeightReader = Callable[[str], Tensor]
 
 
 @contextmanager
-def parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Generator[None]:
     """Put every parameter that a module registers on the meta device.
 
     Not safe with other threads that build modules at the same time.

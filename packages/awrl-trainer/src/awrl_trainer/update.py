@@ -13,9 +13,8 @@ Called by `FSDPActor.update`, on every rank with the same rows.
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -33,23 +32,21 @@ from awrl_trainer.metrics import (
     off_policyness_metrics,
     sum_over_ranks,
 )
-from awrl_trainer.micro_batches import MicroBatch, plan_micro_batches
+from awrl_trainer.micro_batches import MicroBatch
 from awrl_trainer.micro_step import MicroTensors, prepare_micro_batch
 from awrl_trainer.optimizer import SteppedOptimizer, StepResult
 from awrl_trainer.policy_loss import micro_batch_loss
 from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.rows import Collate, TrainRow
-from awrl_trainer.units import plan_units, unit_size
+from awrl_trainer.update_plan import (
+    MiniBatch,
+    epoch_order,
+    plan_mini_batches,
+    plan_ranks,
+    rows_digest,
+)
 
 __all__ = ["UpdateRunner"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _MiniBatch:
-    """This rank's share of one optimizer step."""
-
-    micro_batches: tuple[MicroBatch, ...]
-    denominator: float
 
 
 @dataclass(kw_only=True, slots=True)
@@ -110,17 +107,23 @@ class UpdateRunner:
             Metrics, equal on every rank, and whether any optimizer step was taken.
         """
         started = self._clock()
-        require_same_everywhere(rows_digest(rows, version), self._group)
+        require_same_everywhere(rows_digest(rows, version), self._group, self._device)
         self._optimizer.zero_grad()
         tally = _Tally()
-        mini_batches = self._plan(rows, version)
+        mini_batches = plan_mini_batches(
+            rows,
+            version,
+            config=self._config,
+            rank=dist.get_rank(self._group),
+            num_ranks=dist.get_world_size(self._group),
+        )
         proximal: dict[int, list[Tensor]] = {}
         if self._needs_proximal_pass():
             with self._timed(tally, "proximal"):
                 for index, mini_batch in enumerate(mini_batches[1:], start=1):
                     proximal[index] = self._proximal_pass(rows, mini_batch, tally)
         for epoch in range(self._config.num_epochs):
-            order = self._epoch_order(len(mini_batches), version, epoch)
+            order = epoch_order(len(mini_batches), version, epoch, seed=self._config.seed)
             for index in order:
                 current = self._mini_step(
                     rows, mini_batches[index], proximal.get(index), version, tally
@@ -135,8 +138,7 @@ class UpdateRunner:
 
         Every rank computes all rows; meant for parity checks.
         """
-        budget = self._config.token_budget
-        plan = self._plan_ranks(rows, plan_units(rows, token_budget=budget), num_ranks=1)[0]
+        plan = plan_ranks(rows, self._config)[0]
         results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(rows)
         for micro_batch in plan:
             micro = self._prepare(rows, micro_batch, _Tally())
@@ -147,62 +149,12 @@ class UpdateRunner:
                 results[index] = part.cpu().numpy()
         return results
 
-    def _plan(self, rows: Sequence[TrainRow], version: int) -> list[_MiniBatch]:
-        rng = np.random.default_rng((self._config.seed, version))
-        units = plan_units(rows, token_budget=self._config.token_budget)
-        shuffled = rng.permutation(len(units))
-        num_ranks, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
-        mini_batches: list[_MiniBatch] = []
-        for chosen in np.array_split(shuffled, self._config.num_mini_batches):
-            mine = [units[index] for index in sorted(chosen.tolist())]
-            if mine:
-                plan = self._plan_ranks(rows, mine, num_ranks=num_ranks)[rank]
-                whole = [rows[index] for unit in mine for index in unit]
-                mini_batches.append(
-                    _MiniBatch(micro_batches=tuple(plan), denominator=self._denominator(whole))
-                )
-        return mini_batches
-
-    def _plan_ranks(
-        self, rows: Sequence[TrainRow], units: Sequence[Sequence[int]], *, num_ranks: int
-    ) -> list[list[MicroBatch]]:
-        """Return each rank's micro-batches, in indices of rows."""
-        plan = plan_micro_batches(
-            [unit_size(rows, unit) for unit in units],
-            num_ranks=num_ranks,
-            token_budget=self._config.token_budget,
-            is_packed=self._config.is_packed,
-        )
-        return [
-            [
-                MicroBatch(
-                    row_indices=tuple(row for unit in part.row_indices for row in units[unit]),
-                    is_dummy=part.is_dummy,
-                )
-                for part in parts
-            ]
-            for parts in plan
-        ]
-
-    def _denominator(self, rows: Sequence[TrainRow]) -> float:
-        counts = [row.num_trainable_tokens for row in rows]
-        if self._config.loss.aggregation == "sequence_mean":
-            return float(max(1, sum(count > 0 for count in counts)))
-        return float(max(1, sum(counts)))
-
-    def _epoch_order(self, count: int, version: int, epoch: int) -> list[int]:
-        """Return the order of mini-batches; the first epoch starts with the one not pre-computed."""
-        if epoch == 0:
-            return list(range(count))
-        rng = np.random.default_rng((self._config.seed, version, epoch))
-        return rng.permutation(count).tolist()
-
     def _needs_proximal_pass(self) -> bool:
         loss = self._config.loss
         return loss.use_decoupled_loss and loss.proximal_method != "loglinear"
 
     def _proximal_pass(
-        self, rows: Sequence[TrainRow], mini_batch: _MiniBatch, tally: _Tally
+        self, rows: Sequence[TrainRow], mini_batch: MiniBatch, tally: _Tally
     ) -> list[Tensor]:
         values: list[Tensor] = []
         for micro_batch in mini_batch.micro_batches:
@@ -214,7 +166,7 @@ class UpdateRunner:
     def _mini_step(
         self,
         rows: Sequence[TrainRow],
-        mini_batch: _MiniBatch,
+        mini_batch: MiniBatch,
         proximal: list[Tensor] | None,
         version: int,
         tally: _Tally,
@@ -288,6 +240,7 @@ class UpdateRunner:
                     device=self._device,
                 ),
                 self._group,
+                self._device,
             )
 
     def _metrics(self, rows: Sequence[TrainRow], version: int, tally: _Tally) -> UpdateMetrics:
@@ -306,17 +259,7 @@ class UpdateRunner:
         return metrics | off_policyness_metrics(rows, version)
 
     @contextmanager
-    def _timed(self, tally: _Tally, name: str) -> Iterator[None]:
+    def _timed(self, tally: _Tally, name: str) -> Generator[None]:
         started = self._clock()
         yield
         tally.seconds[name] = tally.seconds.get(name, 0.0) + self._clock() - started
-
-
-def rows_digest(rows: Sequence[TrainRow], version: int) -> bytes:
-    """Return 16 bytes that tell whether two ranks were given the same work."""
-    digest = hashlib.blake2b(str(version).encode(), digest_size=16)
-    for row in rows:
-        digest.update(np.ascontiguousarray(row.input_ids).tobytes())
-        digest.update(np.ascontiguousarray(row.loss_mask).tobytes())
-        digest.update(str(row.image_keys).encode())
-    return digest.digest()

@@ -85,14 +85,14 @@ class GlooReceiverProcess:
 
     Args:
         name: Unique name.
-        dies_at_bucket: Index of the bucket at whose announcement the process ends at once.
+        dies_at_update: Count of updates received before, at whose announcement the process ends.
     """
 
     def __init__(
         self,
         name: str,
         *,
-        dies_at_bucket: int | None = None,
+        dies_at_update: int | None = None,
     ) -> None:
         self._name = name
         context = mp.get_context("spawn")
@@ -100,7 +100,7 @@ class GlooReceiverProcess:
         # A call whose caller gave up still owns the next answer.
         self._lock = threading.Lock()
         self.process = context.Process(
-            target=_serve, args=(child, dies_at_bucket), daemon=True, name=name
+            target=_serve, args=(child, dies_at_update), daemon=True, name=name
         )
         self.process.start()
         child.close()
@@ -178,12 +178,13 @@ class GlooReceiverProcess:
 class _Server:
     """What runs in the child."""
 
-    def __init__(self, dies_at_bucket: int | None) -> None:
-        self._dies_at_bucket = dies_at_bucket
+    def __init__(self, dies_at_update: int | None) -> None:
+        self._dies_at_update = dies_at_update
         self._groups: dict[str, tuple[dist.ProcessGroup, dist.TCPStore]] = {}
         self._weights: dict[str, torch.Tensor] = {}
         self._version: int | None = None
         self._is_paused = False
+        self._num_updates = 0
 
     def init(self, membership: GroupMembership) -> None:
         store = connect_store(
@@ -206,8 +207,9 @@ class _Server:
         self._is_paused = True
 
     def update(self, bucket: Bucket, group_name: str, version: int | None) -> None:
-        if self._dies_at_bucket == bucket.index:
+        if self._dies_at_update == self._num_updates:
             os.kill(os.getpid(), signal.SIGKILL)
+        self._num_updates += 1
         flat = torch.empty(bucket.num_elements, dtype=torch_dtype(bucket.dtypes[0]))
         dist.broadcast(flat, src=0, group=self._groups[group_name][0])
         self._weights |= bucket.unflatten(flat)
@@ -228,9 +230,9 @@ class _Server:
         return self._version, self._is_paused, self._weights
 
 
-def _serve(pipe: Connection, dies_at_bucket: int | None) -> None:
+def _serve(pipe: Connection, dies_at_update: int | None) -> None:
     torch.set_num_threads(1)
-    server = _Server(dies_at_bucket)
+    server = _Server(dies_at_update)
     methods = {
         "ping": server.ping,
         "init": server.init,

@@ -18,21 +18,16 @@ slowest receiver of each part, up to the deadline.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from awrl_trainer.boundary import Outcome
-from awrl_trainer.errors import PublishError, PublishTimeoutError
+from awrl_trainer.errors import PublishError
+from awrl_trainer.weights.judgement import find_lost, quarantine_corrupt
 from awrl_trainer.weights.manifest import Bucket
 from awrl_trainer.weights.membership import SOURCE_GRACE_S, Membership, outcome_within
-from awrl_trainer.weights.protocols import (
-    BucketTiming,
-    VerifiableReceiver,
-    WeightReceiver,
-    WeightSource,
-)
+from awrl_trainer.weights.protocols import BucketTiming, WeightReceiver, WeightSource
 from awrl_trainer.weights.report import PublisherConfig, PublishReport
 from awrl_trainer.weights.window import WindowEvent, WindowState, next_state
 
@@ -135,7 +130,7 @@ class XcclPublisher:
             await self._resume(window)
             ended = self._clock()
         self._advance(WindowEvent.RESUMED)
-        await self._verify(version)
+        await quarantine_corrupt(self._members, self._source, version, self._config)
         self._advance(WindowEvent.VERIFIED)
         plan = self._members.plan
         return PublishReport(
@@ -230,11 +225,13 @@ class XcclPublisher:
     async def _pause(self, window: _Window) -> bool:
         started = self._clock()
         window.started = started if window.started is None else window.started
+        active = self._members.active()
+        # Before the calls: when this is cancelled, who was asked to pause must be asked to go on.
+        window.paused |= set(active)
         outcomes = await self._members.each(
-            {name: r.pause_generation() for name, r in self._members.active().items()},
+            {name: receiver.pause_generation() for name, receiver in active.items()},
             self._config.pause_deadline_s,
         )
-        window.paused |= {name for name, outcome in outcomes.items() if outcome.error is None}
         window.pause_s += self._clock() - started
         if self._members.quarantine_failed(outcomes, "pause"):
             self._advance(WindowEvent.RECEIVER_LOST)
@@ -267,7 +264,9 @@ class XcclPublisher:
             window.switch_s += max(0.0, elapsed - sent.value.gather_s - sent.value.broadcast_s)
         if sent.error is None and not any(outcome.error for outcome in outcomes.values()):
             return True
-        await self._find_lost(outcomes, sent.error)
+        await find_lost(
+            self._members, outcomes, sent.error, deadline_s=self._config.broadcast_deadline_s
+        )
         return False
 
     async def _broadcast(self, bucket: Bucket) -> Outcome[BucketTiming]:
@@ -282,30 +281,6 @@ class XcclPublisher:
             )
         return outcome
 
-    async def _find_lost(
-        self, outcomes: Mapping[str, Outcome[None]], source_error: Exception | None
-    ) -> None:
-        """Quarantine those who caused a failed broadcast; those who still answer stay.
-
-        In a broken collective the innocent fail too. Whoever never answered is stuck in it, whoever
-        can't leave the group is dead, and whoever fails though the source succeeded is broken.
-        """
-        if isinstance(source_error, TimeoutError) and not isinstance(source_error, PublishError):
-            raise PublishTimeoutError(
-                f"a bucket must leave the trainer within {self._config.broadcast_deadline_s:g} s,"
-                " got no answer from its ranks. Restart the trainer.",
-                phase="broadcast",
-            ) from source_error
-        if source_error is not None and not any(o.error for o in outcomes.values()):
-            raise PublishError(
-                f"the trainer must broadcast every bucket, got {source_error!r}.",
-                phase="broadcast",
-            ) from source_error
-        if source_error is not None:
-            outcomes = {n: o for n, o in outcomes.items() if isinstance(o.error, TimeoutError)}
-        self._members.quarantine_failed(outcomes, "broadcast")
-        self._members.quarantine_failed(await self._members.close(), "broadcast")
-
     async def _resume(self, window: _Window) -> None:
         """Let receivers generate again, but those that hold a part of an update only."""
         for name in sorted(window.torn & set(self._members.active())):
@@ -316,28 +291,3 @@ class XcclPublisher:
             self._config.resume_deadline_s,
         )
         self._members.quarantine_failed(outcomes, "resume")
-
-    async def _verify(self, version: int) -> None:
-        """Compare checksums of a sample of weights; a receiver that differs is quarantined."""
-        plan = self._members.plan
-        assert plan is not None
-        verifiable = {
-            name: receiver
-            for name, receiver in self._members.active().items()
-            if isinstance(receiver, VerifiableReceiver)
-        }
-        count = min(self._config.num_verified_tensors, len(plan.specs))
-        if not verifiable or not count:
-            return
-        names = random.Random(version).sample([spec.name for spec in plan.specs], count)
-        sent = await self._source.weight_checksums(names)
-        outcomes = await self._members.each(
-            {name: r.weight_checksums(names) for name, r in verifiable.items()},
-            self._config.broadcast_deadline_s,
-        )
-        self._members.quarantine_failed(outcomes, "verify")
-        for name, outcome in outcomes.items():
-            held = outcome.value or sent
-            wrong = [weight for weight in names if held.get(weight) != sent[weight]]
-            if wrong:
-                self._members.quarantine(name, f"verify: other bytes of {wrong}")
