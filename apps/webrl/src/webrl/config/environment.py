@@ -61,6 +61,10 @@ class EnvConfig:
     """Deadline of one browser action, in seconds."""
     episode_timeout_s: float = 120.0
     """Deadline of one episode, in seconds; past it the episode is a fault, not a failure."""
+    page_latency_s: float = 0.0
+    """Mean of an artificial wait before each action, in seconds: a slow site on a fast machine."""
+    page_latency_cv: float = 1.0
+    """Coefficient of variation of that wait, lognormal and fixed by task, seed and step."""
     num_train_seeds: int = 100_000
     """Training seeds of each task; an epoch visits every task with every one of them."""
     recycle_after_episodes: int = 2000
@@ -92,6 +96,8 @@ class EnvConfig:
         rules.at_least("history_window", self.history_window, 1, "The policy needs a screenshot.")
         rules.above("action_timeout_s", self.action_timeout_s, 0, "Typical value: 10.")
         rules.above("episode_timeout_s", self.episode_timeout_s, 0, "Typical value: 120.")
+        rules.at_least("page_latency_s", self.page_latency_s, 0, "Use 0 for none.")
+        rules.at_least("page_latency_cv", self.page_latency_cv, 0, "Use 0 for a fixed wait.")
         rules.at_least("num_train_seeds", self.num_train_seeds, 1, "Typical: 100000.")
         rules.at_least("recycle_after_episodes", self.recycle_after_episodes, 1, "Typical: 2000.")
         rules.finish()

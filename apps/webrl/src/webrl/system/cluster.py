@@ -77,6 +77,8 @@ def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Iterator[No
     else:
         os.environ.update(LOCAL_ENVIRONMENT)
         ray.init(
+            # Without this Ray joins whatever cluster was last started on the machine.
+            address="local",
             num_cpus=int(num_cpus) if num_cpus else os.cpu_count(),
             namespace=namespace,
             include_dashboard=False,

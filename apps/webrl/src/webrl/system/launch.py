@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -25,6 +26,7 @@ from webrl.system import mapping
 from webrl.system.inference import InferenceServerActor, ServerSpec
 from webrl.system.rollout_worker import CallbackTarget, RolloutWorkerActor, WorkerSpec
 from webrl.system.scheduler import RayScheduler, WorkerHandle, call_worker
+from webrl.system.task_scope import task_scope
 from webrl.system.update_engine import UpdateEngineActor
 from webrl.system.weights import SGLangReceiver
 
@@ -33,8 +35,12 @@ logger = logging.getLogger(__name__)
 STOP_DEADLINE_S = 4.0
 """A part that does not stop within this time is killed with its Ray actor."""
 
-TEST_WORKER_ENV = {"OMP_NUM_THREADS": "1"}
+WORKER_ENV = {"OMP_NUM_THREADS": "1"}
 """Torch in a worker only decodes and tokenises."""
+
+
+WORKER_CALLS = 64
+"""Calls that a rollout worker answers at one moment; ``serve`` is one of them for its whole life."""
 
 
 @dataclass(kw_only=True)
@@ -104,7 +110,7 @@ async def launch(
             config=mapping.pixelstore_config(config),
             timeout_s=deadline_s,
         )
-        stack.push_async_callback(_quietly, pixels.aclose())
+        stack.push_async_callback(_quietly, pixels.aclose)
         system = System(scheduler=scheduler, pixels=pixels, processor=processor)
         spec = mapping.server_spec(config, policy_path)
         system.servers = _server_workers(scheduler, mapping.ROLLOUT, spec, log_dir)
@@ -112,16 +118,15 @@ async def launch(
             system.test_servers = _server_workers(scheduler, mapping.TEST_ROLLOUT, spec, log_dir)
         stack.push_async_callback(stop_servers, [*system.servers, *system.test_servers])
         system.ranks = _rank_workers(config, system, policy_path)
-        async with asyncio.TaskGroup() as group:
+        async with task_scope() as group:
             urls = group.create_task(_start(scheduler, system.servers, deadline_s))
             test_urls = group.create_task(_start(scheduler, system.test_servers, deadline_s))
             group.create_task(_start_ranks(scheduler, system.ranks, version, deadline_s))
-            if config.test_rollout.enabled:
-                system.test_worker = _test_worker(config, scheduler, policy_path)
-                group.create_task(_wait_ready(system.test_worker, deadline_s))
         system.server_urls, system.test_urls = urls.result(), test_urls.result()
-        if system.test_worker is not None:
-            await call_worker(system.test_worker, "start", system.test_urls, timeout_s=deadline_s)
+        if config.test_rollout.enabled:
+            system.test_worker = await start_test_worker(
+                config, scheduler, policy_path, system.test_urls
+            )
             stack.push_async_callback(stop_workers, [system.test_worker])
         for url in system.server_urls:
             system.clients.append(await stack.enter_async_context(SGLangClient(url)))
@@ -140,23 +145,63 @@ def create_rollout_worker(
         spec,
         system.pixels,
         callback,
-        env_vars=TEST_WORKER_ENV,
-        actor_options={"max_concurrency": 64},
+        env_vars=WORKER_ENV,
+        actor_options={"max_concurrency": WORKER_CALLS},
     )
+
+
+async def start_test_worker(
+    config: WebRLConfig, scheduler: RayScheduler, policy_path: str, server_urls: Sequence[str]
+) -> WorkerHandle:
+    """Start the worker that runs evaluation episodes, and its slots.
+
+    Args:
+        config: The run's.
+        scheduler: Holds the role.
+        policy_path: Checkpoint directory with tokenizer and processor.
+        server_urls: Servers of the test role.
+
+    Raises:
+        EngineCallError: It did not start.
+    """
+    spec = mapping.worker_spec(
+        config,
+        policy_path,
+        mapping.test_tasks(config),
+        num_slots=config.test_rollout.max_concurrent,
+        temperature=config.test_rollout.temperature or 1.0,
+        is_synchronous=False,
+    )
+    worker = scheduler.create_worker(
+        mapping.TEST_WORKER,
+        0,
+        RolloutWorkerActor,
+        "test",
+        spec,
+        None,
+        None,
+        env_vars=WORKER_ENV,
+        actor_options={"max_concurrency": WORKER_CALLS},
+    )
+    await call_worker(
+        worker, "start", list(server_urls), timeout_s=config.scheduler.startup_timeout_s
+    )
+    worker.actor.serve.remote()
+    return worker
 
 
 async def stop_workers(workers: Sequence[WorkerHandle]) -> None:
     """Close browsers and slots of rollout workers, each within its limit."""
-    async with asyncio.TaskGroup() as group:
+    async with task_scope() as group:
         for worker in workers:
-            group.create_task(_quietly(call_worker(worker, "stop", timeout_s=STOP_DEADLINE_S)))
+            group.create_task(_quietly(partial(_stop, worker)))
 
 
 async def stop_servers(servers: Sequence[WorkerHandle]) -> None:
     """End server processes, each within its limit."""
-    async with asyncio.TaskGroup() as group:
+    async with task_scope() as group:
         for server in servers:
-            group.create_task(_quietly(call_worker(server, "stop", timeout_s=STOP_DEADLINE_S)))
+            group.create_task(_quietly(partial(_stop, server)))
 
 
 def _server_workers(
@@ -188,28 +233,6 @@ def _rank_workers(config: WebRLConfig, system: System, policy_path: str) -> list
     ]
 
 
-def _test_worker(config: WebRLConfig, scheduler: RayScheduler, policy_path: str) -> WorkerHandle:
-    spec = mapping.worker_spec(
-        config,
-        policy_path,
-        mapping.test_tasks(config),
-        num_slots=config.test_rollout.max_concurrent,
-        temperature=config.test_rollout.temperature or 1.0,
-        is_synchronous=False,
-    )
-    return scheduler.create_worker(
-        mapping.TEST_WORKER,
-        0,
-        RolloutWorkerActor,
-        "test",
-        spec,
-        None,
-        None,
-        env_vars=TEST_WORKER_ENV,
-        actor_options={"max_concurrency": 64},
-    )
-
-
 async def _start(
     scheduler: RayScheduler, servers: Sequence[WorkerHandle], deadline_s: float
 ) -> list[str]:
@@ -223,14 +246,14 @@ async def _start_ranks(
     await scheduler.async_call_engine(ranks, "start", host, port, version, timeout_s=deadline_s)
 
 
-async def _wait_ready(worker: WorkerHandle, deadline_s: float) -> None:
-    await call_worker(worker, "ready", timeout_s=deadline_s)
+async def _stop(worker: WorkerHandle) -> None:
+    await call_worker(worker, "stop", timeout_s=STOP_DEADLINE_S)
 
 
-async def _quietly(call) -> None:
+async def _quietly(step: Callable[[], Awaitable[object]]) -> None:
     """Await a clean-up step; its failure must not hide why the run ends."""
     try:
         async with asyncio.timeout(STOP_DEADLINE_S):
-            await call
+            await step()
     except Exception as error:  # noqa: BLE001 - the named boundary: shut-down goes on
         logger.info("clean-up step failed: %s", error)

@@ -160,6 +160,8 @@ def worker_spec(
             max_new_tokens=config.gconfig.max_new_tokens,
             history_window=env.history_window,
             media_type=MEDIA_TYPES[env.screenshot_format],
+            page_latency_s=env.page_latency_s,
+            page_latency_cv=env.page_latency_cv,
         ),
         episode_timeout_s=env.episode_timeout_s,
         max_attempts=config.rollout.max_attempts,

@@ -12,7 +12,6 @@ synchronous worker serves no slots of its own between rounds.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -36,6 +35,7 @@ from awrl_rollout import (
 from webrl.browser import BrowserConfig, BrowserPool
 from webrl.policy import PolicyProcessor
 from webrl.system.routing import ServerRouter, make_generator
+from webrl.system.task_scope import task_scope
 from webrl.system.workflow import WebTaskWorkflow, WorkflowConfig
 from webrl.tasks import Task
 
@@ -155,7 +155,7 @@ class RolloutWorker:
             retry=retry,
         )
         if not spec.is_synchronous:
-            async with asyncio.TaskGroup() as group:
+            async with task_scope() as group:
                 for slot in range(spec.browser.num_slots):
                     group.create_task(workflow.open_session(slot))
         return os.getpid()

@@ -28,6 +28,7 @@ from awrl_rollout import (
 from webrl.errors import EngineCallError
 from webrl.system.batching import zero_variance_reason
 from webrl.system.scheduler import RayScheduler, WorkerHandle
+from webrl.system.task_scope import task_scope
 from webrl.system.task_stream import TaskStream
 
 logger = logging.getLogger(__name__)
@@ -244,7 +245,7 @@ class SynchronousRollouts:
         self, requests: Sequence[EpisodeRequest], timeout_s: float
     ) -> list[EpisodeRecord]:
         shares = [requests[index :: len(self._workers)] for index in range(len(self._workers))]
-        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(timeout_s), task_scope() as group:
             tasks = [
                 group.create_task(
                     self._scheduler.async_call_engine(

@@ -41,6 +41,7 @@ from webrl.system.rollouts import (
 from webrl.system.run_state import RunFolders, pack_state, unpack_state
 from webrl.system.samples import write_sample
 from webrl.system.scheduler import WorkerHandle
+from webrl.system.task_scope import task_scope
 from webrl.system.task_stream import TaskStream
 from webrl.system.test_rollout import TestRolloutManager, TestRolloutSpec
 from webrl.system.trainer import PPOTrainer, Progress, StepConfig, keep_stepping
@@ -143,17 +144,14 @@ class Run:
             if is_due or (self._test is not None and self._test.wants_checkpoint):
                 await self._save(system, trainer.progress)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._supervise(system, rollouts))
-                await keep_stepping(
-                    trainer,
-                    is_over=lambda: self._is_over(trainer.progress),
-                    after_step=after_step,
-                )
-                watch.cancel()
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
+        async with task_scope() as group:
+            watch = group.create_task(self._supervise(system, rollouts))
+            await keep_stepping(
+                trainer,
+                is_over=lambda: self._is_over(trainer.progress),
+                after_step=after_step,
+            )
+            watch.cancel()
 
     def _is_over(self, progress: Progress) -> bool:
         if progress.version >= self._config.total_steps:
@@ -310,7 +308,6 @@ class Run:
 
     def _start_test(self, system: System, worker: WorkerHandle) -> TestRolloutManager:
         section = self._config.test_rollout
-        self._serve([worker])
 
         def show(result: EvaluationResult) -> None:
             self._view.evaluated(result.version, result.mean, result.low, result.high)

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from webrl.errors import EngineCallError
 from webrl.system.placement import RolePlacement, RoleSpec, release_layout, setup_mixed_layout
+from webrl.system.task_scope import task_scope
 
 logger = logging.getLogger(__name__)
 
@@ -125,16 +126,11 @@ class RayScheduler:
         Raises:
             EngineCallError: A worker failed, died, or did not answer in time. It names the first.
         """
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(
-                        call_worker(worker, method, *args, timeout_s=timeout_s, **kwargs)
-                    )
-                    for worker in workers
-                ]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
+        async with task_scope() as group:
+            tasks = [
+                group.create_task(call_worker(worker, method, *args, timeout_s=timeout_s, **kwargs))
+                for worker in workers
+            ]
         return [task.result() for task in tasks]
 
     def forget(self, worker: WorkerHandle) -> None:

@@ -16,6 +16,7 @@ from webrl.system.metrics import MetricLog
 from webrl.system.policy_source import ensure_policy
 from webrl.system.run import Run, describe_end
 from webrl.system.run_state import RunFolders
+from webrl.system.signals import until_signalled
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells use it."""
@@ -54,9 +55,9 @@ def run_training(config: WebRLConfig, *, resume: bool, console: Console) -> int:
                     log=log,
                     is_resumed=resume,
                 )
-                progress = asyncio.run(run.run())
-    except KeyboardInterrupt:
-        console.print("interrupted; continue with: webrl train --resume " + str(config.run_dir))
+                progress = asyncio.run(until_signalled(run.run()))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print(f"interrupted; continue with: webrl train --resume {config.run_dir}")
         return INTERRUPTED
     finally:
         log.close()

@@ -9,8 +9,9 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import base64
+import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,6 +32,7 @@ from awrl_rollout import (
 from webrl.actions import InvalidAction, parse_action
 from webrl.browser import BrowserFault, BrowserPool, BrowserSession, Observation, StepOutcome
 from webrl.policy import PolicyProcessor
+from webrl.system.task_scope import task_scope
 from webrl.system.trajectory import EpisodeTask, ImageRef, Step, Trajectory
 from webrl.tasks import Task
 
@@ -71,6 +73,10 @@ class WorkflowConfig:
     """Screenshots in one prompt, the newest last."""
     media_type: str = "image/png"
     """Media type of the screenshots."""
+    page_latency_s: float = 0.0
+    """Mean of an artificial wait before each action, in seconds."""
+    page_latency_cv: float = 1.0
+    """Coefficient of variation of that wait."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,6 +91,19 @@ class _Episode:
     goal: str
     steps: list[Step] = field(default_factory=list[Step])
     images: list[tuple[ImageRef, str]] = field(default_factory=list[tuple[ImageRef, str]])
+
+
+def page_latency_s(config: WorkflowConfig, payload: EpisodeTask, step: int) -> float:
+    """Return the artificial wait of one step: lognormal, fixed by task, seed and step.
+
+    Args:
+        config: Mean and coefficient of variation.
+        payload: Names the episode; siblings wait alike.
+        step: Index of the step.
+    """
+    variance = math.log1p(config.page_latency_cv**2)
+    rng = random.Random(f"{payload.task}#{payload.seed}#{step}")
+    return config.page_latency_s * math.exp(rng.gauss(-variance / 2, math.sqrt(variance)))
 
 
 class WebTaskWorkflow:
@@ -226,13 +245,10 @@ class WebTaskWorkflow:
         )
         started_s = clock.time()
         episode.context.enter("generate", site=episode.task.full_name)
-        try:
-            async with asyncio.TaskGroup() as group:
-                # The screenshot travels to the store while the policy thinks.
-                put = group.create_task(self._keep(observation.screenshot, episode.episode_id))
-                asked = group.create_task(self._ask(episode, prompt_ids, uris))
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
+        async with task_scope() as group:
+            # The screenshot travels to the store while the policy thinks.
+            put = group.create_task(self._keep(observation.screenshot, episode.episode_id))
+            asked = group.create_task(self._ask(episode, prompt_ids, uris))
         answer = asked.result()
         generated_s = clock.time()
         image = ImageRef(key=put.result(), height=observation.height, width=observation.width)
@@ -240,6 +256,8 @@ class WebTaskWorkflow:
         text = self._processor.decode(answer.output_ids)
         action = parse_action(text)
         episode.context.enter("act", site=episode.task.full_name)
+        if self._config.page_latency_s > 0:
+            await clock.sleep(page_latency_s(self._config, episode.payload, len(episode.steps)))
         outcome = await episode.session.step(action)
         episode.images.append((image, data_uri))
         episode.steps.append(

@@ -1,0 +1,108 @@
+"""``webrl eval``: success of one checkpoint on held-out seeds, with its interval."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from webrl.config import WebRLConfig
+from webrl.system import mapping
+from webrl.system.cluster import ray_cluster
+from webrl.system.evaluation import EvaluationResult, summarise
+from webrl.system.inference import InferenceServerActor
+from webrl.system.launch import start_test_worker, stop_servers, stop_workers
+from webrl.system.placement import RoleSpec
+from webrl.system.scheduler import RayScheduler
+from webrl.system.signals import until_signalled
+from webrl.system.test_rollout import (
+    TestRolloutSpec,
+    evaluation_requests,
+    outcomes_of,
+    run_evaluation,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationJob:
+    """What ``webrl eval`` evaluates."""
+
+    policy_path: Path
+    """Checkpoint directory."""
+    version: int
+    """Weight version to report."""
+    num_seeds: int
+    """Held-out seeds, spread over the tasks."""
+    log_dir: Path
+    """Folder of the server's log."""
+
+
+def evaluate_checkpoint(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult:
+    """Start one server and one worker, run the episodes, and return the result.
+
+    Args:
+        config: Tasks, browsers and limits.
+        job: What to evaluate.
+
+    Raises:
+        WebRLError: Server or browser did not start.
+        asyncio.CancelledError: Ctrl-C.
+    """
+    with ray_cluster(namespace=f"webrl-eval-{secrets.token_hex(4)}"):
+        return asyncio.run(until_signalled(_evaluate(config, job)))
+
+
+async def _evaluate(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult:
+    deadline_s = config.scheduler.startup_timeout_s
+    gpus = 1.0 if config.cluster.num_gpus else 0.0
+    cpus = min(1.0, ray.cluster_resources().get("CPU", 1.0) / 2)
+    policy_path = str(job.policy_path.resolve())
+    spec = TestRolloutSpec(
+        tasks=tuple(task.full_name for task in mapping.test_tasks(config)),
+        num_seeds=job.num_seeds,
+        interval_s=0.0,
+        is_greedy=config.test_rollout.temperature == 0,
+    )
+    async with AsyncExitStack() as stack:
+        scheduler = RayScheduler(
+            [
+                RoleSpec(
+                    name=mapping.TEST_ROLLOUT,
+                    num_workers=1,
+                    cpus_per_worker=cpus,
+                    gpus_per_worker=gpus,
+                ),
+                RoleSpec(name=mapping.TEST_WORKER, num_workers=1, cpus_per_worker=cpus),
+            ]
+        )
+        stack.callback(scheduler.shutdown)
+        server = scheduler.create_worker(
+            mapping.TEST_ROLLOUT,
+            0,
+            InferenceServerActor,
+            mapping.server_spec(config, policy_path),
+            "eval-0",
+            str(job.log_dir),
+        )
+        stack.push_async_callback(stop_servers, [server])
+        urls = await scheduler.async_call_engine([server], "start", timeout_s=deadline_s)
+        worker = await start_test_worker(config, scheduler, policy_path, urls)
+        stack.push_async_callback(stop_workers, [worker])
+        started = time.monotonic()
+        records = await run_evaluation(
+            worker, evaluation_requests(spec, "eval"), deadline_s=spec.deadline_s
+        )
+        outcomes = outcomes_of(records)
+        return summarise(
+            outcomes,
+            version=job.version,
+            checkpoint=policy_path,
+            num_faults=job.num_seeds - len(outcomes),
+            duration_s=time.monotonic() - started,
+            previous=None,
+        )
