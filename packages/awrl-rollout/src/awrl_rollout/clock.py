@@ -69,11 +69,12 @@ class VirtualClock:
         Raises:
             RuntimeError: Nothing is ready and no timer is set, so `main` can never end.
         """
-        with asyncio.Runner(loop_factory=self._new_loop) as runner:
+        with self.new_runner() as runner:
             return runner.run(main)
 
-    def _new_loop(self) -> asyncio.AbstractEventLoop:
-        return _VirtualLoop(self)
+    def new_runner(self) -> asyncio.Runner:
+        """Return a runner whose loop lives in this clock's time."""
+        return asyncio.Runner(loop_factory=lambda: _VirtualLoop(self))
 
     def advance(self, delay_s: float) -> None:
         """Move time forward; called by the loop when it is idle."""

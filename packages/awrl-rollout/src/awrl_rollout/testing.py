@@ -25,9 +25,11 @@ with the methods of `Worker` stands in for `LocalWorker`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TypeVar
 
 from awrl_rollout.admission import TaskSource
+from awrl_rollout.clock import VirtualClock
 from awrl_rollout.episode import (
     EpisodeRecord,
     EpisodeRequest,
@@ -39,6 +41,8 @@ from awrl_rollout.episode import (
 from awrl_rollout.faults import Fault, FaultKind
 from awrl_rollout.slot import EpisodeContext, Workflow
 from awrl_rollout.statistics import ExecutorStatistics, SlotView
+
+_T = TypeVar("_T")
 
 _SETTLE_CYCLES = 64
 """Loop cycles that `settle` yields; the longest chain of wake-ups in this package is below 20."""
@@ -96,6 +100,40 @@ def scripted_workflow(
     return workflow
 
 
+class LoopHost:
+    """Drives asynchronous objects step by step from synchronous code, in virtual time.
+
+    For state machines of property tests: tasks that an object started go on during each `run`.
+
+    Args:
+        clock: The virtual time.
+    """
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._runner = clock.new_runner()
+
+    def run(self, step: Coroutine[object, object, _T]) -> _T:
+        """Run one step to its end and return its result."""
+        return self._runner.run(step)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a plain function inside the loop, then let every task run until it waits."""
+
+        async def step() -> None:
+            function()
+            await settle()
+
+        self.run(step())
+
+    def settle(self) -> None:
+        """Let every task run until it waits."""
+        self.run(settle())
+
+    def close(self) -> None:
+        """Close the loop; tasks that still run are cancelled."""
+        self._runner.close()
+
+
 class ScriptedWorker:
     """A worker whose episodes end when the test says so.
 
@@ -106,6 +144,7 @@ class ScriptedWorker:
     Attributes:
         requests: Running requests by id, in the order of their arrival.
         seen: Every request that ever arrived.
+        delivered: Every record that was ever made takable.
         calls: Names of the methods that were called, in order.
         hang: Methods that never return from now on.
         is_silent: True: completions are not told, only polling finds them.
@@ -114,6 +153,7 @@ class ScriptedWorker:
     def __init__(self, name: str = "worker", *, num_slots: int = 4) -> None:
         self.requests: dict[str, EpisodeRequest] = {}
         self.seen: list[EpisodeRequest] = []
+        self.delivered: list[EpisodeRecord] = []
         self.calls: list[str] = []
         self.hang: set[str] = set()
         self.is_silent = False
@@ -158,9 +198,14 @@ class ScriptedWorker:
         request = self.requests.pop(episode_id)
         self.deliver(record_fault(request, fault, Measured(worker=self._name)))
 
+    def forget(self, episode_id: str) -> None:
+        """Lose an episode: it holds no slot and no record will ever come."""
+        del self.requests[episode_id]
+
     def deliver(self, record: EpisodeRecord) -> None:
         """Make a record takable, also a second time or for an unknown episode."""
         self._records[record.episode_id] = record
+        self.delivered.append(record)
         if not self.is_silent:
             for listener in self._on_completion:
                 listener(self._name)

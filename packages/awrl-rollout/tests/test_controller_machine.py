@@ -1,0 +1,267 @@
+"""A state machine drives the controller through worker deaths, lost and repeated records,
+hangs, cancels, expiries and resumes.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+
+from awrl_rollout import (
+    BatchTimeoutError,
+    ControllerConfig,
+    EpisodeRecord,
+    GroupPolicy,
+    RolloutBatch,
+    RolloutController,
+    VirtualClock,
+)
+from awrl_rollout.testing import LoopHost, ScriptedWorker, make_group
+from awrl_staleness import StalenessConfig, StalenessManager
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+PICK = st.integers(0, 1000)
+EPISODE_DEADLINE_S = 60.0
+CALL_DEADLINE_S = 5.0
+
+
+class ControllerMachine(RuleBasedStateMachine):
+    @initialize(
+        eta=st.integers(0, 2),
+        batch=st.integers(2, 5),
+        group_size=st.integers(1, 2),
+        concurrent=st.integers(1, 8),
+        policy=st.sampled_from(["deliver", "drop"]),
+        overrun=st.sampled_from(["drop", "wait"]),
+    )
+    def begin(
+        self,
+        eta: int,
+        batch: int,
+        group_size: int,
+        concurrent: int,
+        policy: str,
+        overrun: str,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.host = LoopHost(self.clock)
+        self.batch_size = batch
+        self.group_size = group_size
+        self.eta = eta
+        self.limits = StalenessConfig(
+            max_concurrent=concurrent, consumer_batch_size=batch, max_off_policyness=eta
+        )
+        self.config = ControllerConfig(
+            episode_deadline_s=EPISODE_DEADLINE_S,
+            worker_call_deadline_s=CALL_DEADLINE_S,
+            max_fault_share=None,
+            overrun_deadline_s=30.0,
+            on_overrun="wait" if overrun == "wait" else "drop",
+            group=GroupPolicy(
+                max_refills=1, when_incomplete="drop" if policy == "drop" else "deliver"
+            ),
+        )
+        self.group_numbers = itertools.count()
+        self.worker_numbers = itertools.count()
+        self.outstanding: list[RolloutBatch] = []
+        self.trained: list[str] = []
+        self.groups_done: list[str] = []
+        self.discarded: list[str] = []
+        self.manager = StalenessManager(self.limits)
+        self.start(resume_from=None)
+
+    def start(self, resume_from: object) -> None:
+        self.workers = [self.new_worker(), self.new_worker()]
+        self.controller = RolloutController(
+            self.workers,
+            self.manager,
+            source=lambda: make_group(f"g{next(self.group_numbers)}", self.group_size),
+            config=self.config,
+            accept_group=self.accept,
+            on_discarded=self.hear_discarded,
+            on_group_dropped=lambda group_id, reason: self.groups_done.append(group_id),
+            on_worker_lost=lambda name: None,
+            resume_from=resume_from,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            clock=self.clock,
+        )
+        self.host.run(self.controller.__aenter__())
+        self.host.settle()
+
+    def new_worker(self) -> ScriptedWorker:
+        return ScriptedWorker(f"w{next(self.worker_numbers)}", num_slots=3)
+
+    def accept(self, records: Sequence[EpisodeRecord]) -> str | None:
+        return "zero variance" if all(record.reward == 0.0 for record in records) else None
+
+    def hear_discarded(self, records: Sequence[EpisodeRecord], reason: str) -> None:
+        if not reason.startswith("late"):
+            self.discarded += [record.episode_id for record in records]
+
+    def pick(self, index: int) -> tuple[ScriptedWorker, str] | None:
+        running = [(worker, key) for worker in self.workers for key in worker.requests]
+        return running[index % len(running)] if running else None
+
+    # -- what workers do
+
+    @rule(index=PICK, reward=st.sampled_from([0.0, 1.0]), lag=st.integers(0, 1))
+    def succeed(self, index: int, reward: float, lag: int) -> None:
+        if found := self.pick(index):
+            worker, key = found
+            version = max(0, worker.requests[key].weight_version - lag)
+            worker.succeed(key, reward=reward, oldest_version=version)
+            self.host.settle()
+
+    @rule(rewards=st.lists(st.sampled_from([1.0, 1.0, 0.0]), min_size=1, max_size=3))
+    def succeed_all(self, rewards: list[float]) -> None:
+        """End whatever runs, and whatever starts in its place, for a few rounds."""
+        for reward in rewards:
+            for worker in self.workers:
+                for key in list(worker.requests):
+                    worker.succeed(key, reward=reward)
+            self.host.settle()
+
+    @rule(index=PICK, verdict=st.sampled_from(["fail", "filter_out", "forget"]))
+    def end_badly(self, index: int, verdict: str) -> None:
+        if found := self.pick(index):
+            getattr(found[0], verdict)(found[1])
+            self.host.settle()
+
+    @rule(index=PICK)
+    def repeat_a_record(self, index: int) -> None:
+        told = [(worker, record) for worker in self.workers for record in worker.delivered]
+        if told:
+            worker, record = told[index % len(told)]
+            worker.deliver(record)
+            self.host.settle()
+
+    @rule(index=PICK, is_silent=st.booleans())
+    def lose_callbacks(self, index: int, is_silent: bool) -> None:
+        self.workers[index % len(self.workers)].is_silent = is_silent
+
+    @rule(index=PICK, how=st.sampled_from(["die", "hang"]))
+    def kill(self, index: int, how: str) -> None:
+        worker = self.workers.pop(index % len(self.workers))
+        if how == "die":
+            worker.die()
+        else:
+            worker.hang.update(["submit", "take_finished", "cancel", "statistics"])
+        fresh = self.new_worker()
+        self.workers.append(fresh)
+        self.host.call(lambda: self.controller.add_worker(fresh))
+
+    @rule(delay_s=st.sampled_from([0.5, 2.0, 2 * CALL_DEADLINE_S, EPISODE_DEADLINE_S + 2.0]))
+    def wait(self, delay_s: float) -> None:
+        self.host.run(self.clock.sleep(delay_s))
+        self.host.settle()
+
+    # -- what the trainer does
+
+    @precondition(lambda self: len(self.outstanding) <= self.eta)
+    @rule()
+    def take_batch(self) -> None:
+        try:
+            batch = self.host.run(self.controller.prepare_batch(self.batch_size, timeout_s=0.01))
+        except BatchTimeoutError:
+            return
+        assert batch.version == self.manager.version
+        for group in batch:
+            assert group.trainable
+            assert group.group_id not in self.groups_done
+            self.groups_done.append(group.group_id)
+            for record in group.trainable:
+                assert record.oldest_version is not None
+                assert self.manager.version - record.oldest_version <= self.eta
+                assert record.episode_id not in self.trained
+                assert record.episode_id not in self.discarded
+                self.trained.append(record.episode_id)
+        self.outstanding.append(batch)
+
+    @rule(is_publish=st.booleans())
+    def settle(self, is_publish: bool) -> None:
+        if is_publish:
+            self.controller.publish(self.manager.version + 1)
+            self.outstanding.clear()
+        elif self.outstanding:
+            self.controller.settle(batches=[self.outstanding.pop(0).batch])
+        self.host.settle()
+
+    @rule(is_open=st.booleans())
+    def gate(self, is_open: bool) -> None:
+        if is_open:
+            self.controller.resume_admission()
+        else:
+            self.controller.pause_admission()
+        self.host.settle()
+
+    @rule(count=st.integers(1, 2))
+    def evaluate(self, count: int) -> None:
+        items = make_group(f"eval{next(self.group_numbers)}", count)
+        with contextlib.suppress(BatchTimeoutError):
+            self.host.run(self.controller.rollout_batch(items, timeout_s=0.01))
+        live = {item.episode_id for item in self.manager.snapshot().episodes}
+        assert live.isdisjoint(item.episode_id for item in items)
+
+    @rule()
+    def resume(self) -> None:
+        """Stop the whole run and start it again from its snapshot."""
+        snapshot = self.controller.snapshot()
+        unsettled = [group.group_id for batch in self.outstanding for group in batch]
+        self.close()
+        self.manager, _ = StalenessManager.restore(
+            self.limits, snapshot.ledger, persisted=snapshot.persisted
+        )
+        # What had not been settled was not trained on, and what was closed is run again.
+        self.outstanding.clear()
+        alive = {group.group_id for group in snapshot.ready}
+        alive.update(requests[0].group_id for requests in snapshot.again)
+        assert alive.issuperset(unsettled)
+        self.groups_done = [key for key in self.groups_done if key not in alive]
+        prefixes = tuple(f"{key}/" for key in alive)
+        self.trained = [key for key in self.trained if not key.startswith(prefixes)]
+        self.discarded = [key for key in self.discarded if not key.startswith(prefixes)]
+        self.start(resume_from=snapshot)
+
+    # -- what always holds
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        seen = self.manager.statistics()
+        assert seen.num_running <= self.limits.max_concurrent
+        in_use = seen.num_running + seen.num_reserved + seen.finished - seen.settled
+        assert in_use <= self.limits.budget
+        parts = (
+            seen.num_enqueued,
+            seen.num_running,
+            seen.num_accepted,
+            seen.num_rejected,
+            seen.num_faulted,
+            seen.num_expired,
+        )
+        assert min(parts) >= 0
+        assert sum(parts) == seen.num_submitted
+        assert len(set(self.groups_done)) == len(self.groups_done)
+        assert len(set(self.discarded)) == len(self.discarded)
+
+    def close(self) -> None:
+        self.host.run(self.controller.aclose(timeout_s=CALL_DEADLINE_S))
+        self.host.run(self.controller.__aexit__(None, None, None))
+
+    def teardown(self) -> None:
+        """After the end nothing holds a unit but the groups that wait for the trainer."""
+        if not hasattr(self, "controller"):
+            return
+        self.controller.settle()
+        num_ready = sum(len(group.fresh_records) for group in self.controller.snapshot().ready)
+        self.close()
+        seen = self.manager.statistics()
+        num_ready = seen.num_queued
+        assert (seen.num_running, seen.num_reserved, seen.num_enqueued) == (0, 0, 0)
+        assert seen.capacity.bounds["staleness"] == self.limits.budget - num_ready
+        self.host.close()
+
+
+TestControllerMachine = ControllerMachine.TestCase
+TestControllerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
