@@ -193,3 +193,12 @@ def test_the_loss_scales_its_gradient_with_what_follows_it() -> None:
     torch.testing.assert_close(scaled, grad * 3)
     with torch.no_grad():
         assert not call(decoupled_ppo_loss, tensors, MASK).loss.requires_grad
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_dtypes_may_differ_between_arguments(position: int) -> None:
+    tensors = batch(torch.float32)
+    expected = call(decoupled_ppo_loss, tensors, MASK)
+    tensors[position] = tensors[position].double()
+    out = call(decoupled_ppo_loss, tensors, MASK)
+    assert out.loss.item() == pytest.approx(expected.loss.item(), rel=1e-5)

@@ -12,7 +12,6 @@ from awrl_ppo_loss.metrics import ClipCounts, policy_metrics
 from awrl_ppo_loss.options import require_cap, require_clip
 from awrl_ppo_loss.output import LossOutput
 from awrl_ppo_loss.ratios import WeightAction, staleness_weight, token_ratios
-from awrl_ppo_loss.selection import upcast
 from awrl_ppo_loss.surrogate import prepare_batch, surrogate_loss
 
 
@@ -82,7 +81,7 @@ def cispo_loss(
     )
     low, high = 1 - clip_low, 1 + clip_high
     coefficient = ratios.update.clamp(low, high).mul_(weight.value).mul_(batch.advantages)
-    value = coefficient * selection.keep(upcast(batch.current_values))
+    value = coefficient * selection.keep(batch.current_values)
     loss = surrogate_loss(batch, value, batch.reduction.weigh(coefficient), ratios.log_sums)
     low_high = torch.stack(
         (((ratios.update < low) & selection.mask).sum(), (ratios.update > high).sum())

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from awrl_ppo_loss.selection import Selection, upcast
+from awrl_ppo_loss.selection import Selection
 
 MAX_RATIO = math.exp(20)
 """Bound of a ratio: 4.9e8, so that the product of two, its square and a sum over millions of tokens
@@ -51,14 +51,12 @@ def log_ratios(logprobs: tuple[Tensor, ...], selection: Selection) -> Tensor:
     """Return the log-ratio of each policy over the next one, `[K, N]`, 0 at masked positions.
 
     Args:
-        logprobs: `K + 1` tensors `[N]`.
+        logprobs: `K + 1` tensors `[N]` of one dtype.
         selection: Trainable positions.
     """
-    first = logprobs[0]
-    dtype = torch.float64 if torch.float64 in {x.dtype for x in logprobs} else torch.float32
-    logs = torch.empty(len(logprobs) - 1, first.numel(), dtype=dtype, device=first.device)
+    logs = logprobs[0].new_empty(len(logprobs) - 1, logprobs[0].numel())
     for row, numerator, denominator in zip(logs, logprobs, logprobs[1:], strict=False):
-        torch.sub(upcast(numerator), upcast(denominator), out=row)
+        torch.sub(numerator, denominator, out=row)
     return selection.keep(logs)
 
 

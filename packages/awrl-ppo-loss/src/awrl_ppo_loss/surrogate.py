@@ -17,12 +17,16 @@ from torch import Tensor
 
 from awrl_ppo_loss.aggregation import Aggregation, Reduction, prepare_reduction
 from awrl_ppo_loss.arguments import require_gradient_owner, require_mask, require_tokens
-from awrl_ppo_loss.selection import Selection, upcast
+from awrl_ppo_loss.selection import Selection
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyBatch:
-    """Checked arguments of a policy loss; all but `current` flattened and without gradient."""
+    """Checked arguments of a policy loss.
+
+    All but `current` are flattened, without gradient, and in float32, or float64 if one of them is:
+    a bfloat16 difference of log-probs is no ratio.
+    """
 
     current: Tensor
     """Current log-probs as given, `[B, T]` or `[T]`, with their gradient."""
@@ -33,7 +37,7 @@ class PolicyBatch:
     behavior: Tensor
     """Behavior log-probs `[N]`."""
     advantages: Tensor
-    """Advantages `[N]` in float32 at least, 0 at masked positions."""
+    """Advantages `[N]`, 0 at masked positions."""
     selection: Selection
     """Trainable positions."""
     reduction: Reduction
@@ -68,14 +72,16 @@ def prepare_batch(
         require_tokens(name, value, mask)
     require_gradient_owner(current_logprobs, constants)
     flat = {name: value.detach().reshape(-1) for name, value in constants.items()}
+    current, behavior = current_logprobs.detach().reshape(-1), flat["behavior_logprobs"]
+    is_double = any(value.dtype == torch.float64 for value in (current, *flat.values()))
+    dtype = torch.float64 if is_double else torch.float32
     selection = Selection(mask)
-    behavior = flat["behavior_logprobs"]
     return PolicyBatch(
         current=current_logprobs,
-        current_values=current_logprobs.detach().reshape(-1),
-        proximal=flat.get("proximal_logprobs", behavior),
-        behavior=behavior,
-        advantages=selection.keep(upcast(flat["advantages"])),
+        current_values=current.to(dtype),
+        proximal=flat.get("proximal_logprobs", behavior).to(dtype),
+        behavior=behavior.to(dtype),
+        advantages=selection.keep(flat["advantages"].to(dtype)),
         selection=selection,
         reduction=prepare_reduction(
             mask,
