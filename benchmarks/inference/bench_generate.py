@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from awrl_rollout import GenerateRequest, SGLangClient
@@ -94,7 +94,7 @@ async def drive(url: str, work: Sequence[GenerateRequest], concurrency: int) -> 
 
 
 @contextmanager
-def embedded_server(model_path: str) -> Iterator[tuple[str, int, float]]:
+def embedded_server(model_path: str) -> Generator[tuple[str, int, float]]:
     """Run an embedded server; yield its address, its process id and its start time in seconds."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -16,7 +16,7 @@ from awrl_rollout import (
     ServerUnavailableError,
 )
 from awrl_rollout.testing_generation import Cut, FailedAttempt, ScriptedClient
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 T = TypeVar("T")
@@ -54,6 +54,7 @@ def uncut(wanted: GenerateRequest) -> GenerateResult:
     return run(ScriptedClient(version=1).generate(wanted))
 
 
+@settings(deadline=None)
 @given(
     cuts=st.lists(st.integers(0, 4), max_size=12), budget=st.integers(1, 16), start=st.integers()
 )

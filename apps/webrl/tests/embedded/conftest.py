@@ -16,32 +16,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from awrl_rollout import SGLangClient
+from webrl.embedded.testing import ServerUnderTest
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy, load_policy
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerUnderTest:
-    """The server that the contract suite talks to."""
-
-    url: str
-    """Its address."""
-    model_path: Path
-    """Folder of the checkpoint that it was started with."""
-    dtype: torch.dtype
-    """Dtype of its weights."""
-    is_embedded: bool
-    """Whether it is ours."""
-
-    @property
-    def tolerance(self) -> float:
-        """Largest difference of a log-prob to the HF forward that is rounding."""
-        return 1e-4 if self.dtype == torch.float32 else 0.05
 
 
 def free_port() -> int:

@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from awrl_rollout.errors import ServerRefusedError, ServerUnavailableError
-from awrl_rollout.protocol import GenerateRequest, GenerateResult, StopReason
+from awrl_rollout.protocol import GenerateRequest, GenerateResult
 
 __all__ = [
     "MASKED_LOGIT_BIAS",
@@ -214,7 +214,7 @@ def _result(meta: _MetaInfo, versions: list[int]) -> GenerateResult:
         output_ids=tuple(entry[1] for entry in meta.output_token_logprobs),
         logprobs=tuple(cast("list[float]", logprobs)),
         versions=tuple(versions),
-        stop_reason=cast("StopReason", meta.finish_reason.type),
+        stop_reason=meta.finish_reason.type,
     )
 
 

@@ -87,6 +87,8 @@ class ModelRunner:
         self._text = whole.model.language_model
         self._embed = whole.model.get_input_embeddings()
         self._head = whole.lm_head
+        self.model_type = str(whole.config.model_type)
+        self.architectures = tuple(str(name) for name in whole.config.architectures or ())
         self._image_token_id = int(whole.config.image_token_id)
         self._device = next(model.parameters()).device
         self._vision = VisionEncoder(whole.model, cache_bytes=image_cache_bytes)
@@ -190,7 +192,9 @@ def load_runner(config: EmbeddedServerConfig) -> ModelRunner:
     path = Path(config.model_path)
     processor = PolicyProcessor.from_pretrained(path)
     dtype = cast("torch.dtype", getattr(torch, config.dtype))
-    model = load_policy(path, dtype).to(config.device).eval().requires_grad_(False)
+    model = load_policy(path, dtype).eval().requires_grad_(False)
+    if config.device != "cpu":
+        cast("torch.nn.Module", model).to(config.device)
     text_config = model.config.get_text_config()
     eos = model.generation_config.eos_token_id if model.generation_config else None
     ids = {processor.eos_token_id, *(eos if isinstance(eos, list) else [eos])}

@@ -14,7 +14,9 @@ import base64
 import io
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
@@ -26,12 +28,31 @@ from torch.distributed.distributed_c10d import (
     PrefixStore,
     _new_process_group_helper,  # pyright: ignore[reportPrivateUsage]
     _world,  # pyright: ignore[reportPrivateUsage]
-    rendezvous,
 )
+from torch.distributed.rendezvous import rendezvous
 
 from webrl.policy import PolicyProcessor
 
-__all__ = ["RankZero", "as_base64", "page_png", "reference_logprobs"]
+__all__ = ["RankZero", "ServerUnderTest", "as_base64", "page_png", "reference_logprobs"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerUnderTest:
+    """The server that the contract suite talks to."""
+
+    url: str
+    """Its address."""
+    model_path: Path
+    """Folder of the checkpoint that it was started with."""
+    dtype: torch.dtype
+    """Dtype of its weights."""
+    is_embedded: bool
+    """Whether it is ours."""
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference of a log-prob to the HF forward that is rounding."""
+        return 1e-4 if self.dtype == torch.float32 else 0.05
 
 
 def page_png(seed: int, *, width: int = 160, height: int = 224) -> bytes:

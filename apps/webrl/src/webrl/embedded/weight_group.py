@@ -27,8 +27,8 @@ from torch.distributed.distributed_c10d import (
     PrefixStore,
     _new_process_group_helper,  # pyright: ignore[reportPrivateUsage]
     _world,  # pyright: ignore[reportPrivateUsage]
-    rendezvous,
 )
+from torch.distributed.rendezvous import rendezvous
 
 from webrl.embedded.errors import WeightGroupError
 from webrl.embedded.weights import TensorSpec
@@ -236,4 +236,5 @@ def _num_bytes(spec: TensorSpec) -> int:
 def _ensure_default_group() -> None:
     """Make a default group of this process alone; torch's helpers look for one."""
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)

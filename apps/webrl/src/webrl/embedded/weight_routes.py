@@ -73,10 +73,9 @@ async def _from_distributed(http: web.Request) -> web.Response:
 async def _from_disk(http: web.Request) -> web.Response:
     state = http.app[STATE]
     body = decode_body(await http.read(), DiskUpdateBody)
-    model_type = str(state.runner.model.config.model_type)
     async with state.update_lock:
         tensors = await asyncio.to_thread(
-            read_checkpoint, body.model_path, state.table, model_type=model_type
+            read_checkpoint, body.model_path, state.table, model_type=state.runner.model_type
         )
         await state.update(
             lambda: state.table.apply(tensors),
@@ -131,7 +130,6 @@ async def _health(http: web.Request) -> web.Response:
 
 async def _model_info(http: web.Request) -> web.Response:
     state = http.app[STATE]
-    config = state.runner.model.config
     return _json(
         {
             "model_path": state.model_path,
@@ -139,8 +137,8 @@ async def _model_info(http: web.Request) -> web.Response:
             "is_generation": True,
             "weight_version": state.weight_version,
             "has_image_understanding": True,
-            "model_type": config.model_type,
-            "architectures": config.architectures,
+            "model_type": state.runner.model_type,
+            "architectures": state.runner.architectures,
         }
     )
 

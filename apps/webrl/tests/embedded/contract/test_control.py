@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import torch
 from awrl_rollout import (
     GenerateRequest,
     GenerateResult,
     InterruptibleGenerator,
+    PauseMode,
     ServerUnavailableError,
     SGLangClient,
     SGLangClientConfig,
 )
-from webrl.embedded.testing import as_base64, page_png, reference_logprobs
+from webrl.embedded.testing import ServerUnderTest, as_base64, page_png, reference_logprobs
+from webrl.policy import PolicyProcessor
 
 LONG = 1500
 """Tokens of an answer that no server ends before the test cuts it."""
 
 
-def long_request(processor, seed: int = 1, **changes: object) -> GenerateRequest:
+def long_request(processor: PolicyProcessor, seed: int = 1, **changes: object) -> GenerateRequest:
     fields: dict[str, object] = {
         "input_ids": processor.build_prompt("click", [], 1),
         "images": [as_base64(page_png(seed))],
@@ -33,7 +36,7 @@ def long_request(processor, seed: int = 1, **changes: object) -> GenerateRequest
 
 
 @asynccontextmanager
-async def client_of(server) -> AsyncIterator[SGLangClient]:
+async def client_of(server: ServerUnderTest) -> AsyncGenerator[SGLangClient]:
     async with SGLangClient(server.url) as client:
         try:
             yield client
@@ -49,13 +52,13 @@ async def num_running(client: SGLangClient) -> int:
     return int(states[0].get("num_running", -1))
 
 
-async def until_running(client: SGLangClient, server, count: int) -> None:
+async def until_running(client: SGLangClient, server: ServerUnderTest, count: int) -> None:
     """Return once `count` requests run; a server that does not tell gets time to start them."""
     if not server.is_embedded:
         await asyncio.sleep(1.0)
         return
     while await num_running(client) < count:
-        await asyncio.sleep(0)
+        pass
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -66,7 +69,13 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def check_parity(server, processor, reference, request, result: GenerateResult) -> None:
+def check_parity(
+    server: ServerUnderTest,
+    processor: PolicyProcessor,
+    reference: torch.nn.Module,
+    request: GenerateRequest,
+    result: GenerateResult,
+) -> None:
     expected = reference_logprobs(
         reference,
         processor,
@@ -79,7 +88,7 @@ def check_parity(server, processor, reference, request, result: GenerateResult) 
 
 
 def test_abort_of_one_request_keeps_its_tokens_and_leaves_the_others(
-    server, processor, reference
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
 ) -> None:
     async def scenario() -> None:
         async with client_of(server) as client, asyncio.TaskGroup() as group:
@@ -98,7 +107,9 @@ def test_abort_of_one_request_keeps_its_tokens_and_leaves_the_others(
     run(scenario)
 
 
-def test_pause_with_abort_answers_everything_and_later_requests_wait(server, processor) -> None:
+def test_pause_with_abort_answers_everything_and_later_requests_wait(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
     async def scenario() -> None:
         async with client_of(server) as client, asyncio.TaskGroup() as group:
             tasks = [
@@ -120,7 +131,9 @@ def test_pause_with_abort_answers_everything_and_later_requests_wait(server, pro
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_pause_that_keeps_requests_goes_on_where_it_was(server, processor, reference, mode) -> None:
+def test_pause_that_keeps_requests_goes_on_where_it_was(
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module, mode: PauseMode
+) -> None:
     async def scenario() -> None:
         request = long_request(processor, 1, max_new_tokens=120)
         async with client_of(server) as client, asyncio.TaskGroup() as group:
@@ -139,7 +152,9 @@ def test_pause_that_keeps_requests_goes_on_where_it_was(server, processor, refer
     run(scenario)
 
 
-def test_continue_without_pause_and_pause_twice_are_harmless(server, processor) -> None:
+def test_continue_without_pause_and_pause_twice_are_harmless(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
     async def scenario() -> None:
         async with client_of(server) as client:
             await client.continue_generation()
@@ -153,7 +168,7 @@ def test_continue_without_pause_and_pause_twice_are_harmless(server, processor) 
 
 
 def test_an_interrupted_answer_is_finished_by_resubmission_with_the_trainer_s_logprobs(
-    server, processor, reference
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
 ) -> None:
     async def scenario() -> None:
         request = long_request(processor, 1, max_new_tokens=200)
@@ -172,7 +187,9 @@ def test_an_interrupted_answer_is_finished_by_resubmission_with_the_trainer_s_lo
     run(scenario)
 
 
-def test_a_client_that_goes_away_takes_its_request_with_it(server, processor) -> None:
+def test_a_client_that_goes_away_takes_its_request_with_it(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
     if not server.is_embedded:
         pytest.skip("SGLang looks for lost clients every few seconds only")
 
@@ -183,12 +200,14 @@ def test_a_client_that_goes_away_takes_its_request_with_it(server, processor) ->
                 with pytest.raises(ServerUnavailableError, match=r"within 0.3 s"):
                     await impatient.generate(long_request(processor, 1))
             while await num_running(client) > 0:
-                await asyncio.sleep(0)
+                pass
 
     run(scenario)
 
 
-def test_flush_is_refused_while_requests_run_and_done_when_idle(server, processor) -> None:
+def test_flush_is_refused_while_requests_run_and_done_when_idle(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
     async def scenario() -> None:
         async with client_of(server) as client, asyncio.TaskGroup() as group:
             task = group.create_task(client.generate(long_request(processor, 1)))
@@ -202,7 +221,9 @@ def test_flush_is_refused_while_requests_run_and_done_when_idle(server, processo
     run(scenario)
 
 
-def test_an_abort_of_an_unknown_request_does_nothing(server, processor) -> None:
+def test_an_abort_of_an_unknown_request_does_nothing(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
     async def scenario() -> None:
         async with client_of(server) as client:
             await client.abort_request("nobody/")
@@ -211,7 +232,9 @@ def test_an_abort_of_an_unknown_request_does_nothing(server, processor) -> None:
     run(scenario)
 
 
-def test_many_clients_at_once_each_get_their_answer(server, processor) -> None:
+def test_many_clients_at_once_each_get_their_answer(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
     async def scenario() -> None:
         async with client_of(server) as client, asyncio.TaskGroup() as group:
             tasks = [

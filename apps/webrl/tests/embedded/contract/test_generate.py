@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from awrl_rollout import GenerateRequest, GenerateResult, ServerRefusedError, SGLangClient
-from webrl.embedded.testing import as_base64, page_png, reference_logprobs
+from webrl.embedded.testing import ServerUnderTest, as_base64, page_png, reference_logprobs
 from webrl.policy import PolicyProcessor
 
 GOAL = "click the button"
@@ -39,7 +39,14 @@ def generate(url: str, *requests: GenerateRequest) -> list[GenerateResult]:
     return asyncio.run(run())
 
 
-def check_parity(server, processor, reference, request, images, result) -> None:
+def check_parity(
+    server: ServerUnderTest,
+    processor: PolicyProcessor,
+    reference: torch.nn.Module,
+    request: GenerateRequest,
+    images: Sequence[bytes],
+    result: GenerateResult,
+) -> None:
     expected = reference_logprobs(
         reference,
         processor,
@@ -55,7 +62,11 @@ def check_parity(server, processor, reference, request, images, result) -> None:
 @pytest.mark.parametrize("num_images", [0, 1, 3])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_sampled_logprobs_are_the_trainer_s(
-    server, processor, reference, num_images: int, temperature: float
+    server: ServerUnderTest,
+    processor: PolicyProcessor,
+    reference: torch.nn.Module,
+    num_images: int,
+    temperature: float,
 ) -> None:
     images = [page_png(100 + index) for index in range(num_images)]
     request = image_request(processor, images, temperature=temperature, max_new_tokens=12)
@@ -65,14 +76,18 @@ def test_sampled_logprobs_are_the_trainer_s(
     check_parity(server, processor, reference, request, images, result)
 
 
-def test_images_of_several_sizes_keep_their_place(server, processor, reference) -> None:
+def test_images_of_several_sizes_keep_their_place(
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
+) -> None:
     images = [page_png(1), page_png(2, width=96, height=64), page_png(3, width=320, height=128)]
     request = image_request(processor, images)
     (result,) = generate(server.url, request)
     check_parity(server, processor, reference, request, images, result)
 
 
-def test_a_batch_of_unlike_requests_gives_each_its_own_answer(server, processor, reference) -> None:
+def test_a_batch_of_unlike_requests_gives_each_its_own_answer(
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
+) -> None:
     cases = [
         (
             image_request(
@@ -91,7 +106,9 @@ def test_a_batch_of_unlike_requests_gives_each_its_own_answer(server, processor,
         check_parity(server, processor, reference, request, images, result)
 
 
-def test_siblings_of_one_prompt_draw_their_own_tokens(server, processor, reference) -> None:
+def test_siblings_of_one_prompt_draw_their_own_tokens(
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
+) -> None:
     images = [page_png(7)]
     request = image_request(processor, images)
     results = generate(server.url, *[request] * 8)
@@ -101,7 +118,7 @@ def test_siblings_of_one_prompt_draw_their_own_tokens(server, processor, referen
 
 
 def test_greedy_takes_the_best_token_and_reports_temperature_one(
-    server, processor, reference
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
 ) -> None:
     images = [page_png(8)]
     request = image_request(processor, images, temperature=0.0)
@@ -121,7 +138,7 @@ def test_greedy_takes_the_best_token_and_reports_temperature_one(
         assert first.output_ids[0] == int(logits.argmax())
 
 
-def test_masked_ids_are_never_drawn(server, processor) -> None:
+def test_masked_ids_are_never_drawn(server: ServerUnderTest, processor: PolicyProcessor) -> None:
     allowed = sorted(set(range(20, 40)) - set(processor.masked_token_ids))[:5] or [20, 21]
     vocab_size = max(*processor.masked_token_ids, *allowed) + 1
     masked = tuple(set(range(vocab_size)) - set(allowed))
@@ -130,7 +147,9 @@ def test_masked_ids_are_never_drawn(server, processor) -> None:
     assert set(result.output_ids) <= set(allowed)
 
 
-def test_the_end_token_ends_the_answer_and_is_part_of_it(server, processor, reference) -> None:
+def test_the_end_token_ends_the_answer_and_is_part_of_it(
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
+) -> None:
     request = text_request(
         processor, max_new_tokens=2000, masked_token_ids=processor.masked_token_ids
     )
@@ -141,7 +160,9 @@ def test_the_end_token_ends_the_answer_and_is_part_of_it(server, processor, refe
     check_parity(server, processor, reference, request, [], result)
 
 
-def test_a_stop_token_of_the_request_ends_the_answer(server, processor) -> None:
+def test_a_stop_token_of_the_request_ends_the_answer(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
     request = text_request(processor, temperature=0.0, max_new_tokens=8)
     (free,) = generate(server.url, request)
     stop = free.output_ids[3]
@@ -152,21 +173,27 @@ def test_a_stop_token_of_the_request_ends_the_answer(server, processor) -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5])
-def test_the_budget_is_kept(server, processor, budget: int) -> None:
+def test_the_budget_is_kept(
+    server: ServerUnderTest, processor: PolicyProcessor, budget: int
+) -> None:
     (result,) = generate(server.url, text_request(processor, max_new_tokens=budget))
     assert len(result.output_ids) == budget
     assert result.stop_reason == "length"
 
 
-def test_nucleus_sampling_reports_the_full_distribution(server, processor, reference) -> None:
+def test_nucleus_sampling_reports_the_full_distribution(
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
+) -> None:
     request = text_request(processor, top_p=0.3, max_new_tokens=20)
     (result,) = generate(server.url, request)
     check_parity(server, processor, reference, request, [], result)
 
 
-def test_an_input_beyond_the_context_is_refused(server, processor) -> None:
+def test_an_input_beyond_the_context_is_refused(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
     request = text_request(processor, input_ids=[20] * 300_000)
-    with pytest.raises(ServerRefusedError, match="context length|longer than"):
+    with pytest.raises(ServerRefusedError, match=r"context length|longer than"):
         generate_one(server.url, request)
 
 
@@ -178,7 +205,9 @@ def generate_one(url: str, request: GenerateRequest) -> GenerateResult:
     return asyncio.run(run())
 
 
-def test_an_image_that_is_none_is_refused_and_the_server_goes_on(server, processor) -> None:
+def test_an_image_that_is_none_is_refused_and_the_server_goes_on(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
     good = image_request(processor, [page_png(1)])
     bad = image_request(processor, [page_png(1)], images=[as_base64(b"this is no image")])
     with pytest.raises(ServerRefusedError):
@@ -186,7 +215,9 @@ def test_an_image_that_is_none_is_refused_and_the_server_goes_on(server, process
     assert len(generate_one(server.url, good).output_ids) == 6
 
 
-def test_more_images_than_placeholders_are_refused(server, processor) -> None:
+def test_more_images_than_placeholders_are_refused(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
     images = [as_base64(page_png(1)), as_base64(page_png(2))]
     bad = image_request(processor, [page_png(1)], images=images)
     with pytest.raises(ServerRefusedError):

@@ -8,17 +8,29 @@ import json
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from awrl_rollout import (
     GenerateRequest,
     GenerateResult,
+    InterruptibleGenerator,
     ServerRefusedError,
     SGLangClient,
     WeightBucket,
 )
-from webrl.embedded.testing import RankZero, as_base64, page_png, reference_logprobs
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+from webrl.embedded.testing import (
+    RankZero,
+    ServerUnderTest,
+    as_base64,
+    page_png,
+    reference_logprobs,
+)
+from webrl.embedded.weights import tensor_checksum
+from webrl.policy import PolicyProcessor
 
 GROUP_NUMBERS = itertools.count()
 SEEN_PAGE = page_png(31)
@@ -58,7 +70,7 @@ def perturb(model: torch.nn.Module, scale: float = 0.05, only: str = "") -> dict
 
 
 @pytest.fixture
-def request_of_seen_page(processor) -> GenerateRequest:
+def request_of_seen_page(processor: PolicyProcessor) -> GenerateRequest:
     return GenerateRequest(
         input_ids=processor.build_prompt("click", [], 1),
         images=[as_base64(SEEN_PAGE)],
@@ -68,7 +80,7 @@ def request_of_seen_page(processor) -> GenerateRequest:
 
 
 @pytest.fixture(autouse=True)
-def _first_weights_again(server) -> Iterator[None]:
+def _first_weights_again(server: ServerUnderTest) -> Iterator[None]:
     yield
 
     async def restore() -> None:
@@ -122,7 +134,11 @@ def rank_zero(unused_port: Callable[[], int]) -> Iterator[RankZero]:
 
 
 def check_parity(
-    server, processor, model, request: GenerateRequest, result: GenerateResult
+    server: ServerUnderTest,
+    processor: PolicyProcessor,
+    model: torch.nn.Module,
+    request: GenerateRequest,
+    result: GenerateResult,
 ) -> None:
     expected = reference_logprobs(
         model,
@@ -139,7 +155,13 @@ def check_parity(
 @pytest.mark.parametrize("is_flattened", [True, False])
 @pytest.mark.parametrize("only", ["", "visual", "language_model"])
 def test_a_broadcast_changes_what_is_sampled_a_seen_image_included(
-    server, processor, reference, rank_zero, request_of_seen_page, is_flattened, only
+    server: ServerUnderTest,
+    processor: PolicyProcessor,
+    reference: torch.nn.Module,
+    rank_zero: RankZero,
+    request_of_seen_page: GenerateRequest,
+    is_flattened: bool,
+    only: str,
 ) -> None:
     async def scenario() -> None:
         async with SGLangClient(server.url) as client:
@@ -168,13 +190,13 @@ def test_a_broadcast_changes_what_is_sampled_a_seen_image_included(
 
 
 @pytest.mark.distributed
-def test_published_weights_are_bit_equal(server, reference, rank_zero) -> None:
+def test_published_weights_are_bit_equal(
+    server: ServerUnderTest, reference: torch.nn.Module, rank_zero: RankZero
+) -> None:
     if not server.is_embedded:
         pytest.skip("SGLang fuses weights and has no checksum without CUDA")
 
     async def scenario() -> None:
-        from webrl.embedded.weights import tensor_checksum
-
         async with SGLangClient(server.url) as client:
             before = await client.weights_checksums()
             changed = perturb(reference)
@@ -192,10 +214,12 @@ def test_published_weights_are_bit_equal(server, reference, rank_zero) -> None:
 
 @pytest.mark.distributed
 def test_tokens_around_an_update_carry_the_version_that_made_them(
-    server, processor, reference, rank_zero, request_of_seen_page
+    server: ServerUnderTest,
+    processor: PolicyProcessor,
+    reference: torch.nn.Module,
+    rank_zero: RankZero,
+    request_of_seen_page: GenerateRequest,
 ) -> None:
-    from awrl_rollout import InterruptibleGenerator
-
     async def scenario() -> None:
         long = GenerateRequest(
             input_ids=request_of_seen_page.input_ids,
@@ -231,7 +255,9 @@ def test_tokens_around_an_update_carry_the_version_that_made_them(
 
 
 @pytest.mark.distributed
-def test_a_group_can_be_left_and_opened_again(server, reference, unused_port) -> None:
+def test_a_group_can_be_left_and_opened_again(
+    server: ServerUnderTest, reference: torch.nn.Module, unused_port: Callable[[], int]
+) -> None:
     async def scenario() -> None:
         async with SGLangClient(server.url) as client:
             for version in (1, 2):
@@ -251,7 +277,7 @@ def test_a_group_can_be_left_and_opened_again(server, reference, unused_port) ->
     run(scenario)
 
 
-def test_a_group_that_does_not_exist_is_refused(server) -> None:
+def test_a_group_that_does_not_exist_is_refused(server: ServerUnderTest) -> None:
     async def scenario() -> None:
         async with SGLangClient(server.url) as client:
             with pytest.raises(ServerRefusedError):
@@ -261,7 +287,9 @@ def test_a_group_that_does_not_exist_is_refused(server) -> None:
 
 
 @pytest.mark.distributed
-def test_a_name_that_is_joined_already_is_refused(server, rank_zero, unused_port) -> None:
+def test_a_name_that_is_joined_already_is_refused(
+    server: ServerUnderTest, rank_zero: RankZero, unused_port: Callable[[], int]
+) -> None:
     if not server.is_embedded:
         pytest.skip("SGLang waits for rank 0 before it looks at the name")
 
@@ -282,7 +310,7 @@ def test_a_name_that_is_joined_already_is_refused(server, rank_zero, unused_port
     run(scenario)
 
 
-WRONG = {
+WRONG: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = {
     "unknown name": lambda weights: {"model.nothing.weight": next(iter(weights.values()))},
     "wrong shape": lambda weights: {
         name: weight.reshape(-1)[:-1] for name, weight in list(weights.items())[:1]
@@ -301,7 +329,11 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize("is_flattened", [True, False])
 def test_br_49_a_broadcast_that_does_not_fit_is_refused_and_changes_nothing(
-    server, reference, rank_zero, kind, is_flattened
+    server: ServerUnderTest,
+    reference: torch.nn.Module,
+    rank_zero: RankZero,
+    kind: str,
+    is_flattened: bool,
 ) -> None:
     if not server.is_embedded:
         pytest.skip("SGLang skips unknown names silently and applies the rest")
@@ -327,7 +359,11 @@ def test_br_49_a_broadcast_that_does_not_fit_is_refused_and_changes_nothing(
 
 
 def test_a_checkpoint_on_disk_is_loaded(
-    server, processor, reference, request_of_seen_page, tmp_path: Path
+    server: ServerUnderTest,
+    processor: PolicyProcessor,
+    reference: torch.nn.Module,
+    request_of_seen_page: GenerateRequest,
+    tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
         folder = tmp_path / "next"
@@ -335,7 +371,7 @@ def test_a_checkpoint_on_disk_is_loaded(
         async with SGLangClient(server.url) as client:
             await client.generate(request_of_seen_page)
             perturb(reference)
-            reference.save_pretrained(folder)
+            cast("PreTrainedModel", reference).save_pretrained(folder)
             await client.update_weights_from_disk(str(folder), weight_version=3)
             result = await client.generate(request_of_seen_page)
             assert set(result.versions) == {3}
@@ -368,8 +404,6 @@ def damage_config(folder: Path) -> None:
 
 
 def damage_shape(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(folder / "model.safetensors")
     name = sorted(tensors)[0]
     save_file({**tensors, name: torch.zeros(3)}, folder / "model.safetensors")
@@ -387,7 +421,10 @@ def damage_shape(folder: Path) -> None:
     ],
 )
 def test_a_checkpoint_that_is_not_whole_or_not_ours_is_refused_and_changes_nothing(
-    server, request_of_seen_page, tmp_path: Path, damage: Callable[[Path], None]
+    server: ServerUnderTest,
+    request_of_seen_page: GenerateRequest,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
 ) -> None:
     if not server.is_embedded:
         pytest.skip("SGLang loads what it finds")
@@ -407,7 +444,9 @@ def test_a_checkpoint_that_is_not_whole_or_not_ours_is_refused_and_changes_nothi
     run(scenario)
 
 
-def test_br_15_a_new_label_aborts_nothing(server, request_of_seen_page) -> None:
+def test_br_15_a_new_label_aborts_nothing(
+    server: ServerUnderTest, request_of_seen_page: GenerateRequest
+) -> None:
     async def scenario() -> None:
         long = GenerateRequest(
             input_ids=request_of_seen_page.input_ids,
