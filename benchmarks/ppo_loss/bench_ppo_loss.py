@@ -1,0 +1,305 @@
+"""Time and memory of the losses and of the log-prob paths, as one JSON object on standard output.
+
+Needs torch and, on the path, `awrl_ppo_loss`; nothing else. Compared as well where they import:
+liger-kernel and cut-cross-entropy, by the function nearest to a log-prob of given tokens.
+
+    PYTHONPATH=packages/awrl-ppo-loss/src python benchmarks/ppo_loss/bench_ppo_loss.py --device cuda
+    PYTHONPATH=packages/awrl-ppo-loss/src python benchmarks/ppo_loss/bench_ppo_loss.py --device cpu
+
+Every figure is of forward and backward together. Variants take turns within one process, and times
+are medians (with the fastest beside them). Peak memory is what the allocator held at most, minus
+what it held before the call, so without hidden states and head but with their gradients.
+"""
+
+import argparse
+import importlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from awrl_ppo_loss import (
+    decoupled_ppo_loss,
+    logprobs_from_hidden,
+    logprobs_from_logits,
+    ppo_loss,
+)
+from torch import Tensor
+
+LOSS_TOKENS = (2_048, 16_384, 131_072)
+"""Sizes of a micro-batch at which the two losses are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is measured, and how often."""
+
+    device: str
+    tokens: int
+    hidden: int
+    vocabulary: int
+    dtype: torch.dtype
+    repeats: int
+    use_compile: bool
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to log-probs: hidden states, head, labels -> a value per token, or their mean."""
+
+    name: str
+    call: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def naive(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
+    """The bar: all logits, in float32."""
+    logits = hidden @ head.t()
+    return logits.float().log_softmax(dim=-1).gather(1, labels[:, None])[:, 0]
+
+
+def from_logits(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
+    return logprobs_from_logits(hidden @ head.t(), labels)
+
+
+def fused(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
+    return logprobs_from_hidden(hidden, head, labels)
+
+
+def fused_compiled(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
+    return logprobs_from_hidden(hidden, head, labels, use_compile=True)
+
+
+def others() -> tuple[list[Variant], dict[str, str]]:
+    """Return the functions of other libraries that import here, and why the rest does not."""
+    variants: list[Variant] = []
+    missing: dict[str, str] = {}
+    try:
+        cce = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+        variants.append(
+            Variant("cut_cross_entropy", lambda h, w, y: -cce(h, w, y, reduction="none"))
+        )
+    except ImportError as error:
+        missing["cut_cross_entropy"] = str(error)
+    try:
+        transformers = importlib.import_module("liger_kernel.transformers")
+        liger = transformers.LigerFusedLinearCrossEntropyLoss(reduction="mean")
+        variants.append(Variant("liger_mean_only", lambda h, w, y: -liger(w, h, y)))
+    except ImportError as error:
+        missing["liger_mean_only"] = str(error)
+    return variants, missing
+
+
+def synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def measure(work: dict[str, Callable[[], object]], device: str, repeats: int) -> dict[str, object]:
+    """Run the pieces of work in turns; return median and fastest milliseconds of each."""
+    for call in work.values():
+        for _ in range(2):
+            call()
+    synchronize(device)
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(repeats):
+        for name, call in work.items():
+            start = time.perf_counter()
+            call()
+            synchronize(device)
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {
+        name: {"median_ms": statistics.median(values), "min_ms": min(values)}
+        for name, values in times.items()
+    }
+
+
+def peak_bytes(call: Callable[[], object], device: str) -> int | None:
+    """Return the peak of allocated bytes above what was held before; `None` on a CPU."""
+    if device == "cpu":
+        return None
+    synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    synchronize(device)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def bench_logprobs(sizes: Sizes) -> dict[str, object]:
+    """Compare the ways to log-probs at one size."""
+    generator = torch.Generator(sizes.device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=sizes.device)
+
+    hidden = normal(sizes.tokens, sizes.hidden).to(sizes.dtype).requires_grad_()
+    head = (normal(sizes.vocabulary, sizes.hidden) * sizes.hidden**-0.5).to(sizes.dtype)
+    head.requires_grad_()
+    labels = torch.randint(
+        sizes.vocabulary, (sizes.tokens,), generator=generator, device=sizes.device
+    )
+    upstream = normal(sizes.tokens)
+    variants = [Variant("naive", naive), Variant("from_logits", from_logits)]
+    variants.append(Variant("fused", fused))
+    if sizes.use_compile:
+        variants.append(Variant("fused_compiled", fused_compiled))
+    found, missing = others()
+    variants += found
+
+    def run(variant: Variant) -> list[Tensor]:
+        value = variant.call(hidden, head, labels)
+        total = (value.float() * upstream).sum() if value.dim() else value
+        return [value.detach(), *torch.autograd.grad(total, (hidden, head))]
+
+    errors: dict[str, object] = {}
+    expected = run(variants[0])
+    for variant in variants[1:]:
+        actual = run(variant)
+        if actual[0].dim():
+            errors[variant.name] = [
+                relative_error(*pair) for pair in zip(actual, expected, strict=True)
+            ]
+        del actual
+    del expected
+    peaks = {
+        variant.name: peak_bytes(lambda v=variant: run(v), sizes.device) for variant in variants
+    }
+    work = {variant.name: (lambda v=variant: run(v)) for variant in variants}
+    times = measure(work, sizes.device, sizes.repeats)
+    return {
+        "times": times,
+        "peak_bytes": peaks,
+        "time_over_naive": ratios(times, "naive"),
+        "peak_over_naive": {
+            name: peak / naive_peak
+            for name, peak in peaks.items()
+            if peak is not None and (naive_peak := peaks["naive"])
+        },
+        "relative_error_of_logprobs_and_gradients_to_naive": errors,
+        "not_imported": missing,
+    }
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the norm of the difference over the norm, in blocks that keep float32 copies small."""
+    difference, size = 0.0, 0.0
+    for mine, theirs in zip(actual.split(4096), expected.split(4096), strict=True):
+        difference += (mine.float() - theirs.float()).square().sum().item()
+        size += theirs.float().square().sum().item()
+    return (difference / size) ** 0.5
+
+
+def ratios(times: dict[str, object], base: str) -> dict[str, float]:
+    """Return each median over the base's."""
+    medians = {name: value["median_ms"] for name, value in times.items()}  # type: ignore[index]
+    return {name: median / medians[base] for name, median in medians.items()}
+
+
+def bench_losses(sizes: Sizes) -> dict[str, object]:
+    """Compare decoupled with coupled PPO: alone, and behind log-probs from logits."""
+    results: dict[str, object] = {}
+    for tokens in LOSS_TOKENS:
+        generator = torch.Generator(sizes.device).manual_seed(1)
+        noise = torch.randn(4, tokens, generator=generator, device=sizes.device)
+        proximal = noise[0] - 2
+        current = (proximal + 0.1 * noise[1]).requires_grad_()
+        behavior = proximal + 0.2 * noise[2]
+        mask = torch.rand(tokens, generator=generator, device=sizes.device) < 0.7
+
+        def coupled(
+            c: Tensor = current, b: Tensor = behavior, a: Tensor = noise[3], m: Tensor = mask
+        ) -> object:
+            return torch.autograd.grad(ppo_loss(c, b, a, m).loss, c)
+
+        def decoupled(
+            c: Tensor = current,
+            p: Tensor = proximal,
+            b: Tensor = behavior,
+            a: Tensor = noise[3],
+            m: Tensor = mask,
+        ) -> object:
+            return torch.autograd.grad(decoupled_ppo_loss(c, p, b, a, m).loss, c)
+
+        times = measure(
+            {"coupled": coupled, "decoupled": decoupled}, sizes.device, 20 * sizes.repeats
+        )
+        results[str(tokens)] = {"times": times, "decoupled_over_coupled": ratios(times, "coupled")}
+    return results
+
+
+def bench_step(sizes: Sizes) -> dict[str, object]:
+    """Compare the two losses behind the output head: what a trainer's step sees of them."""
+    tokens, vocabulary = min(sizes.tokens, 2_048), min(sizes.vocabulary, 32_768)
+    generator = torch.Generator(sizes.device).manual_seed(2)
+    logits = torch.randn(tokens, vocabulary, generator=generator, device=sizes.device)
+    logits = logits.to(sizes.dtype).requires_grad_()
+    labels = torch.randint(vocabulary, (tokens,), generator=generator, device=sizes.device)
+    with torch.no_grad():
+        proximal = logprobs_from_logits(logits, labels)
+    behavior = proximal + 0.1
+    advantages = torch.randn(tokens, generator=generator, device=sizes.device)
+    mask = labels >= 0
+
+    def coupled() -> object:
+        current = logprobs_from_logits(logits, labels)
+        return torch.autograd.grad(ppo_loss(current, behavior, advantages, mask).loss, logits)
+
+    def decoupled() -> object:
+        current = logprobs_from_logits(logits, labels)
+        out = decoupled_ppo_loss(current, proximal, behavior, advantages, mask)
+        return torch.autograd.grad(out.loss, logits)
+
+    times = measure({"coupled": coupled, "decoupled": decoupled}, sizes.device, sizes.repeats)
+    return {
+        "tokens": tokens,
+        "vocabulary": vocabulary,
+        "times": times,
+        "decoupled_over_coupled": ratios(times, "coupled"),
+    }
+
+
+def parse(arguments: list[str] | None = None) -> Sizes:
+    """Read the command line; a CPU gets a size that it can do."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--hidden", type=int)
+    parser.add_argument("--vocabulary", type=int)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
+    options = parser.parse_args(arguments)
+    is_cpu = options.device == "cpu"
+    return Sizes(
+        device=options.device,
+        tokens=options.tokens or (512 if is_cpu else 16_384),
+        hidden=options.hidden or (256 if is_cpu else 4_096),
+        vocabulary=options.vocabulary or (8_192 if is_cpu else 151_936),
+        dtype=torch.float32 if is_cpu else torch.bfloat16,
+        repeats=options.repeats,
+        use_compile=not is_cpu if options.compile is None else options.compile,
+    )
+
+
+def main(arguments: list[str] | None = None) -> dict[str, object]:
+    """Measure everything and return it."""
+    sizes = parse(arguments)
+    is_cpu = sizes.device == "cpu"
+    return {
+        "torch": torch.__version__,
+        "device": "cpu" if is_cpu else torch.cuda.get_device_name(),
+        "threads": torch.get_num_threads(),
+        "tokens": sizes.tokens,
+        "hidden": sizes.hidden,
+        "vocabulary": sizes.vocabulary,
+        "dtype": str(sizes.dtype),
+        "logprobs": bench_logprobs(sizes),
+        "losses_alone": bench_losses(sizes),
+        "losses_behind_logits": bench_step(sizes),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(), indent=2))
