@@ -1,0 +1,81 @@
+"""Lays roles out on a real Ray cluster of nine nodes with eight declared GPUs each; prints JSON.
+
+A program of its own, so that the cluster meets neither the test process nor another cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections import Counter
+from itertools import pairwise
+
+import ray
+from ray.cluster_utils import Cluster
+from webrl.errors import PlacementError
+from webrl.system.placement import RoleSpec, release_layout, setup_mixed_layout
+
+NUM_NODES = 9
+GPUS_PER_NODE = 8
+
+
+def gpu_role(name: str, count: int, shares: str | None = None) -> RoleSpec:
+    return RoleSpec(
+        name=name,
+        num_workers=count,
+        cpus_per_worker=1.0,
+        gpus_per_worker=0.5 if shares else 1.0,
+        colocate_with=shares,
+    )
+
+
+def published_layout() -> dict[str, object]:
+    """48 + 16, and 8 test servers on what is left."""
+    roles = [gpu_role("rollout", 48), gpu_role("actor", 16), gpu_role("test-rollout", 8)]
+    placements = setup_mixed_layout(roles)
+    nodes = {name: list(placement.node_of_rank) for name, placement in placements.items()}
+    release_layout(placements)
+    return {
+        "per_node": {name: sorted(Counter(found).values()) for name, found in nodes.items()},
+        "num_nodes": len({node for found in nodes.values() for node in found}),
+        # A node's ranks follow each other: as many changes of node as nodes, less one.
+        "num_runs": {
+            name: 1 + sum(one != other for one, other in pairwise(found))
+            for name, found in nodes.items()
+        },
+    }
+
+
+def refusal(roles: list[RoleSpec]) -> str:
+    try:
+        setup_mixed_layout(roles)
+    except PlacementError as error:
+        return str(error)
+    return ""
+
+
+def main() -> None:
+    cluster = Cluster()
+    try:
+        for _ in range(NUM_NODES):
+            cluster.add_node(
+                num_cpus=16,
+                num_gpus=GPUS_PER_NODE,
+                object_store_memory=80 << 20,
+                include_dashboard=False,
+                include_log_monitor=False,
+            )
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        found = {
+            "published": published_layout(),
+            "infeasible": refusal([gpu_role("rollout", 64), gpu_role("actor", 16)]),
+        }
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
