@@ -28,7 +28,7 @@ from webrl.tasks import Task, Viewport
 if TYPE_CHECKING:
     from playwright.async_api import ProxySettings
 
-_ADOPTION_TRIES = 100
+_ADOPTION_TRIES = 75
 _ADOPTION_PAUSE_S = 0.02
 
 
@@ -61,6 +61,8 @@ class LiveContext:
         self._is_closed = False
         self._stack: list[LivePage] = []
         self._own: set[Page] = set()
+        self._wrappers: dict[Page, LivePage] = {}
+        self._num_joining = 0
         self._no_opening = asyncio.Event()
         self._no_opening.set()
         context.on("page", self._on_page)
@@ -114,12 +116,17 @@ class LiveContext:
         """
         self._no_opening.clear()
         try:
-            page = await LivePage.open(
-                self._context, self.browser, self._calls, self._tasks, self._config
+            opened = await self._calls.run(
+                self._context.new_page(),
+                self._config.deadlines.create_s,
+                "new page",
+                dispose=lambda late: late.close(),
             )
-            self._own.add(page.page)
+            self._own.add(opened)
         finally:
             self._no_opening.set()
+        page = self._wrap(opened)
+        await page.attach()
         page.viewport = self._viewport
         if not self._is_shared:
             self._stack.append(page)
@@ -136,14 +143,22 @@ class LiveContext:
         if self._is_shared:
             return root
         for _ in range(_ADOPTION_TRIES):
-            if not self.browser.unknown_pages(root.target_id, {p.target_id for p in self._stack}):
+            if not self._unknown(root):
                 break
             await asyncio.sleep(_ADOPTION_PAUSE_S)
-        while self._stack and not self._stack[-1].is_usable and self._stack[-1] is not root:
-            self._stack.pop()
+        else:
+            for target in self._unknown(root):
+                root.note("popup", "closed: it never loaded")
+                await self.browser.close_target(target, self._config.deadlines.close_s)
+        while len(self._stack) > 1 and not self._stack[-1].is_usable:
+            root.adopt_events(self._stack.pop().take_events())
         if not self._stack:
             raise BrowserFault("page_crashed", "every page of the episode is closed")
         return self._stack[-1]
+
+    def _unknown(self, root: LivePage) -> set[str]:
+        """Return the targets of this context that are on no page of the stack."""
+        return self.browser.unknown_pages(root.target_id, {p.target_id for p in self._stack})
 
     async def close_top(self, root: LivePage) -> bool:
         """Close the newest page if it is not `root`; return whether there was one."""
@@ -165,21 +180,38 @@ class LiveContext:
             "context",
         )
 
-    def _on_page(self, page: Page) -> None:
-        self._tasks.create_task(quietly(self._join(page), "popup"))
+    def _wrap(self, page: Page) -> LivePage:
+        """Return the one wrapper of `page`, made when it is first heard of."""
+        if page not in self._wrappers:
+            self._wrappers[page] = LivePage(
+                page, self.browser, self._calls, self._tasks, self._config
+            )
+        return self._wrappers[page]
 
-    async def _join(self, page: Page) -> None:
+    def _on_page(self, page: Page) -> None:
+        self._tasks.create_task(quietly(self._join(self._wrap(page)), "popup"))
+
+    async def _join(self, live: LivePage) -> None:
         """Put a page that a page opened on the stack, or close it."""
         await self._no_opening.wait()
-        if page in self._own:
+        if live.page in self._own:
             return
-        open_pages = [known for known in self._stack if known.is_usable]
-        if self._is_shared or len(open_pages) >= self._config.max_pages_per_context:
-            for known in open_pages[:1]:
+        if not live.page.url:
+            await live.aclose()  # opened for a file or an address that never answered
+            return
+        num_open = sum(known.is_usable for known in self._stack) + self._num_joining
+        if self._is_shared or num_open >= self._config.max_pages_per_context:
+            for known in self._stack[:1]:
                 known.note("popup", "closed: too many pages are open")
-            await self._calls.run(page.close(), self._config.deadlines.close_s, "popup close")
+            await live.aclose()
             return
-        live = await LivePage.adopt(page, self.browser, self._calls, self._tasks, self._config)
         live.viewport = self._viewport
-        live.note("popup", f"a new page opened: {page.url}")
-        self._stack.append(live)
+        live.note("popup", f"a new page opened: {live.page.url}")
+        self._num_joining += 1
+        try:
+            await live.attach()
+            self._stack.append(live)
+        finally:
+            self._num_joining -= 1
+            if live not in self._stack and self._stack:
+                self._stack[0].adopt_events(live.take_events())

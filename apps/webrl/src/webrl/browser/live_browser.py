@@ -170,6 +170,15 @@ class LiveBrowser:
         context = self._contexts_of_pages.get(target)
         return {t for t, c in self._contexts_of_pages.items() if c == context} - known
 
+    async def close_target(self, target: str, deadline_s: float) -> None:
+        """Close a page that Playwright never handed over; one that stays is left to its context."""
+        try:
+            await self.devtools.call(
+                None, "Target.closeTarget", {"targetId": target}, deadline_s=deadline_s
+            )
+        except BrowserFault as fault:
+            _LOGGER.debug("closing an unknown page: %s", fault)
+
     async def answers(self, deadline_s: float) -> bool:
         """Return whether the browser process answers within the deadline."""
         try:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from playwright.async_api import BrowserContext, Dialog, Download, FileChooser, Page
+from playwright.async_api import Dialog, Download, FileChooser, Page
 
 from webrl.browser.calls import Calls, quietly
 from webrl.browser.config import BrowserConfig
@@ -30,8 +30,13 @@ _LOGGER = logging.getLogger(__name__)
 MOUSE_EVENT = "Input.dispatchMouseEvent"
 _SHOWN_LENGTH = 200
 _READ_TRIES = 3
-_MOVING = ("Execution context was destroyed", "Cannot find context", "Inspected target navigated")
-"""Errors of a script that met a navigation: worth another try."""
+_MOVING = (
+    "Execution context was destroyed",
+    "Cannot find context",
+    "Inspected target navigated",
+    "Not attached to an active page",
+)
+"""Errors of a read that met a navigation: worth another try."""
 
 
 class LivePage:
@@ -40,27 +45,26 @@ class LivePage:
     def __init__(
         self,
         page: Page,
-        target_id: str,
-        session: str,
         browser: LiveBrowser,
         calls: Calls,
         tasks: asyncio.TaskGroup,
         config: BrowserConfig,
     ) -> None:
-        """Wrap an attached page; use `open` or `adopt`."""
+        """Listen to a page at once, so that no event is missed; calls need `attach` first."""
         self.page = page
-        self.target_id = target_id
+        self.target_id = ""
         self.viewport = Viewport()
         self.stays_on: str | None = None
         self.loaded_url: str | None = None
         self.num_episodes = 0
-        self._session = session
+        self._session = ""
         self._browser = browser
         self._calls = calls
         self._tasks = tasks
         self._config = config
         self._events: list[Event] = []
         self._num_dialogs = 0
+        self._is_closing = False
         self._fault: BrowserFault | None = None
         page.on("dialog", self._on_dialog)
         page.on("crash", self._on_crash)
@@ -68,54 +72,27 @@ class LivePage:
         page.on("download", self._on_download)
         page.on("filechooser", self._on_file_chooser)
 
-    @classmethod
-    async def open(
-        cls,
-        context: BrowserContext,
-        browser: LiveBrowser,
-        calls: Calls,
-        tasks: asyncio.TaskGroup,
-        config: BrowserConfig,
-    ) -> LivePage:
-        """Open a blank page in `context`.
+    async def attach(self) -> None:
+        """Open the DevTools session of the page.
 
         Raises:
-            BrowserFault: the page could not be made within its deadline.
+            BrowserFault: the page is gone, or does not answer.
         """
-        page = await calls.run(
-            context.new_page(),
-            config.deadlines.create_s,
-            "new page",
-            dispose=lambda late: late.close(),
+        deadline_s, calls = self._config.deadlines.create_s, self._calls
+        session = await calls.run(
+            self.page.context.new_cdp_session(self.page), deadline_s, "attach"
         )
-        return await cls.adopt(page, browser, calls, tasks, config)
-
-    @classmethod
-    async def adopt(
-        cls,
-        page: Page,
-        browser: LiveBrowser,
-        calls: Calls,
-        tasks: asyncio.TaskGroup,
-        config: BrowserConfig,
-    ) -> LivePage:
-        """Attach to a page that Playwright opened or that another page opened.
-
-        Raises:
-            BrowserFault: the page can not be attached to.
-        """
-        deadline_s = config.deadlines.create_s
-        session = await calls.run(page.context.new_cdp_session(page), deadline_s, "attach")
         info = await calls.run(session.send("Target.getTargetInfo"), deadline_s, "target")
         await calls.run(session.detach(), deadline_s, "detach")
         target_id = info["targetInfo"]["targetId"]
-        attached = await browser.devtools.call(
+        attached = await self._browser.devtools.call(
             None,
             "Target.attachToTarget",
             {"targetId": target_id, "flatten": True},
             deadline_s=deadline_s,
         )
-        return cls(page, target_id, attached["sessionId"], browser, calls, tasks, config)
+        self._session = attached["sessionId"]
+        self.target_id = target_id
 
     @property
     def is_usable(self) -> bool:
@@ -131,6 +108,10 @@ class LivePage:
     def note(self, kind: EventKind, detail: str) -> None:
         """Record an event."""
         self._events.append(Event(kind, detail[:_SHOWN_LENGTH]))
+
+    def adopt_events(self, events: tuple[Event, ...]) -> None:
+        """Take over what happened in a page that is gone."""
+        self._events.extend(events)
 
     def give_up(self, fault: BrowserFault) -> None:
         """Refuse every further call with `fault`; the first fault stays."""
@@ -152,6 +133,7 @@ class LivePage:
             script: The expression.
             park_pointer: Whether to move the pointer into the last corner as well, so that
                 nothing shows a hover.
+            deadline_s: Longest time, in seconds; the configured one when `None`.
 
         Raises:
             BrowserFault: the script threw (`page_error`), or the page did not answer.
@@ -161,7 +143,7 @@ class LivePage:
         if park_pointer:
             x, y = self.viewport.width - 1, self.viewport.height - 1
             calls.append((MOUSE_EVENT, {"type": "mouseMoved", "x": x, "y": y, "button": "none"}))
-        answer = (await self._read(calls))[0]
+        answer = (await self._read(calls, self._config.deadlines.evaluate_s))[0]
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
             text = details.get("exception", {}).get("description") or details.get("text", "")
@@ -179,9 +161,15 @@ class LivePage:
             parameters["quality"] = self._config.jpeg_quality
         else:
             parameters["optimizeForSpeed"] = True
-        answers = await self._call(
-            [("Page.captureScreenshot", parameters)], self._config.deadlines.screenshot_s
-        )
+        calls = [("Page.captureScreenshot", parameters)]
+        deadline_s = self._config.deadlines.screenshot_s
+        try:
+            answers = await self._read(calls, deadline_s)
+        except BrowserFault as fault:
+            if fault.kind != "timeout":
+                raise
+            await self.stop_loading()  # a page between two documents draws nothing
+            answers = await self._read(calls, deadline_s)
         return base64.b64decode(answers[0]["data"])
 
     async def goto(self, url: str, *, wait_until_load: bool = False) -> int | None:
@@ -194,19 +182,28 @@ class LivePage:
         self._check()
         self.loaded_url = None
         what = f"opening {url[:_SHOWN_LENGTH]}"
-        response = await self._calls.run(
-            self.page.goto(
-                url,
-                wait_until="load" if wait_until_load else "domcontentloaded",
-                timeout=deadline_s * 1000,
-            ),
-            deadline_s + 1.0,
-            what,
-        )
+        wait_until = "load" if wait_until_load else "domcontentloaded"
+        try:
+            response = await self._calls.run(
+                self.page.goto(url, wait_until=wait_until, timeout=deadline_s * 1000),
+                deadline_s + 1.0,
+                what,
+            )
+        except BrowserFault as fault:
+            raise await self._explain(fault) from fault
         if self.page.url == "about:blank" != url:
             raise BrowserFault("navigation_error", f"{what}: the page stayed blank")
         self.loaded_url = url
         return None if response is None else response.status
+
+    async def _explain(self, fault: BrowserFault) -> BrowserFault:
+        """Return the fault of a failed navigation: the site's, unless the browser hangs."""
+        is_slow_site = fault.kind == "timeout" and await self._browser.answers(
+            self._config.deadlines.evaluate_s
+        )
+        if is_slow_site or fault.kind == "page_error":
+            return BrowserFault("navigation_error", fault.detail)
+        return fault
 
     async def resize(self, viewport: Viewport) -> None:
         """Give the page another viewport."""
@@ -223,8 +220,30 @@ class LivePage:
         """Free what the page's episodes left in its heap."""
         await self._call([("HeapProfiler.collectGarbage", {})], self._config.deadlines.create_s)
 
+    async def can_go_back(self) -> bool:
+        """Return whether the history holds a page before this one.
+
+        Raises:
+            BrowserFault: the page did not answer.
+        """
+        calls = [("Page.getNavigationHistory", {})]
+        history = (await self._read(calls, self._config.deadlines.evaluate_s))[0]
+        index = int(history["currentIndex"])
+        return index > 0 and history["entries"][index - 1]["url"] != "about:blank"
+
+    async def stop_loading(self) -> None:
+        """Give up what the page is loading: until then it would answer no script.
+
+        Raises:
+            BrowserFault: the page did not answer.
+        """
+        self.note("navigation_error", "the page did not load in time")
+        await self._call([("Page.stopLoading", {})], self._config.deadlines.evaluate_s)
+
     async def aclose(self) -> None:
         """Close the page; one that does not close is left to its context's end."""
+        self._is_closing = True
+        self.give_up(BrowserFault("page_crashed", "the page was closed"))
         await quietly(
             self._calls.run(self.page.close(), self._config.deadlines.close_s, "page close"),
             "page",
@@ -234,9 +253,10 @@ class LivePage:
         if self._fault is not None:
             raise BrowserFault(self._fault.kind, self._fault.detail) from self._fault
 
-    async def _read(self, calls: Sequence[tuple[str, Parameters]]) -> list[dict[str, Any]]:
+    async def _read(
+        self, calls: Sequence[tuple[str, Parameters]], deadline_s: float
+    ) -> list[dict[str, Any]]:
         """Make calls that change nothing, again when they met a navigation."""
-        deadline_s = self._config.deadlines.evaluate_s
         for _ in range(_READ_TRIES - 1):
             try:
                 return await self._call(calls, deadline_s)
@@ -276,14 +296,16 @@ class LivePage:
         self.give_up(BrowserFault("page_crashed", "the page's process ended"))
 
     def _on_close(self, _: Page) -> None:
-        self.note("page_closed", "the page is closed")
+        if not self._is_closing:
+            self.note("page_closed", "the page closed itself")
         self.give_up(BrowserFault("page_crashed", "the page is closed"))
 
     def _on_download(self, download: Download) -> None:
         self.note("download", f"refused {download.suggested_filename!r}")
         self._tasks.create_task(self._finish(download.cancel(), "download"))
-        if download.page.url == "about:blank" and self.loaded_url is None:
-            self._tasks.create_task(self.aclose())  # a tab that was opened for the file alone
+        if self.page.url == "about:blank" and self.loaded_url is None:
+            self.give_up(BrowserFault("page_crashed", "the tab was opened for a download alone"))
+            self._tasks.create_task(self.aclose())
 
     def _on_file_chooser(self, _: FileChooser) -> None:
         self.note("file_chooser", "a file chooser opened; there are no files to choose")

@@ -32,13 +32,9 @@ class PageShelf:
         self._recycle_at = every + number * every // (4 * pool.config.num_slots)
         self._kept: LiveContext | None = None
         self._fresh: LiveContext | None = None
+        self.browser: LiveBrowser | None = None
+        """The browser of the newest episode, dead or alive."""
         self._pages: dict[str, LivePage] = {}  # by address, the longest unused one first
-
-    @property
-    def browser(self) -> LiveBrowser | None:
-        """Return the browser of the newest context."""
-        context = self._fresh or self._kept
-        return None if context is None else context.browser
 
     async def page_for(self, task: Task) -> LivePage:
         """Return a page that shows `task`, ready to start an episode.
@@ -46,7 +42,7 @@ class PageShelf:
         Raises:
             BrowserFault: it can not be had.
         """
-        browser = await self._pool.browser()
+        self.browser = browser = await self._pool.browser()
         await self._leave_others(browser)
         await self._close_fresh()
         if task.reset == "new_context":
@@ -69,7 +65,9 @@ class PageShelf:
             BrowserFault: the site is down, or shows a wall.
         """
         page.stays_on = self._pool.address(task)[: -len(task.url)] if task.is_local else None
-        status = await page.goto(self._pool.address(task), wait_until_load=task.is_local)
+        status = await page.goto(
+            self._pool.address(task), wait_until_load=task.start_script is not None
+        )
         await check_arrival(page, status)
 
     async def drop_page(self, task: Task) -> None:

@@ -63,8 +63,11 @@ class Performer:
             await self._sleep(self._config.wait_s)
         elif isinstance(action, TypeText | Press):
             await self._keyboard(page, action)
-        elif isinstance(action, GoBack | Navigate):
-            await self._history(page, action)
+        elif isinstance(action, Navigate):
+            await self._navigate(page, action.url)
+        elif isinstance(action, GoBack):
+            if not await self.go_back(page):
+                page.note("no_effect", "there is no page to go back to")
         else:
             await page.send(_pointer_calls(page, action), self._config.deadlines.input_s)
 
@@ -88,23 +91,38 @@ class Performer:
                 raise
             page.note("no_effect", f"there is no key {getattr(action, 'key', '')!r}")
 
-    async def _history(self, page: LivePage, action: GoBack | Navigate) -> None:
+    async def go_back(self, page: LivePage) -> bool:
+        """Go back one page in the history; return whether there was one.
+
+        Raises:
+            BrowserFault: the page or its browser failed.
+        """
+        if not await page.can_go_back():
+            return False
         deadline_s = self._config.deadlines.navigate_s
+        call = page.page.go_back(wait_until="domcontentloaded", timeout=deadline_s * 1000)
         try:
-            if isinstance(action, Navigate):
-                await page.goto(action.url)
-                return
-            went = await self._calls.run(
-                page.page.go_back(wait_until="domcontentloaded", timeout=deadline_s * 1000),
-                deadline_s + 1.0,
-                "going back",
-            )
-            if went is None:
-                page.note("no_effect", "there is no page to go back to")
+            await self._calls.run(call, deadline_s + 1.0, "going back")
         except BrowserFault as fault:
-            if fault.kind not in ("navigation_error", "page_error", "timeout"):
-                raise
-            page.note("navigation_error", fault.detail)
+            _note_navigation(page, fault)
+        return True
+
+    async def _navigate(self, page: LivePage, url: str) -> None:
+        try:
+            await page.goto(url)
+        except BrowserFault as fault:
+            _note_navigation(page, fault)
+
+
+def _note_navigation(page: LivePage, fault: BrowserFault) -> None:
+    """Record a failed navigation as an event; anything worse goes on.
+
+    Raises:
+        BrowserFault: the page or its browser failed.
+    """
+    if fault.kind not in ("navigation_error", "page_error", "timeout"):
+        raise fault
+    page.note("navigation_error", fault.detail)
 
 
 def _pointer_calls(page: LivePage, action: Action) -> list[_MouseCall]:

@@ -210,6 +210,8 @@ class BrowserPool:
 
         A browser that answers is not at fault: other sessions work in it.
         """
+        if rung is Rung.DRIVER and browser is not None and not browser.is_alive:
+            browser.driver.is_suspect = True
         if browser is None or not browser.is_alive:
             return True
         if await browser.answers(self.config.deadlines.evaluate_s):

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from webrl.actions import Action, Answer, InvalidAction
+from webrl.actions import Action, Answer, GoBack, InvalidAction
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
 from webrl.browser.errors import BrowserFault
@@ -75,7 +75,6 @@ class _Episode(msgspec.Struct, kw_only=True):
     active: LivePage
     last: Observation
     num_steps: int = 0
-    events: tuple[Event, ...] = ()
 
 
 class BrowserSession:
@@ -120,8 +119,8 @@ class BrowserSession:
                 self._is_dirty = False
                 return observation
             except BrowserFault as fault:
-                climbed = next_rung(fault.kind, rung)
                 self._is_dirty = True  # should the replacement fail or be cancelled
+                climbed = await self._climb(fault, rung)
                 if climbed is None or not await self._replace(climbed, task):
                     raise
                 rung = climbed
@@ -171,6 +170,14 @@ class BrowserSession:
         finally:
             await self._pool.release(self)
 
+    async def _climb(self, fault: BrowserFault, tried: Rung) -> Rung | None:
+        """Return what to replace next; a browser that hangs is not met with a new page."""
+        rung, browser = next_rung(fault.kind, tried), self._shelf.browser
+        if rung is None or rung >= Rung.BROWSER or fault.kind != "timeout" or browser is None:
+            return rung
+        is_well = await browser.answers(self._pool.config.deadlines.evaluate_s)
+        return rung if is_well else Rung.BROWSER
+
     async def _replace(self, rung: Rung, task: Task) -> bool:
         browser = self._shelf.browser
         if rung is Rung.PAGE:
@@ -216,19 +223,37 @@ class BrowserSession:
             return self._end(episode, state.reward, "task")
         if is_last:
             return self._end(episode, state.reward, "max_steps")
-        return self._continue(episode, await episode.active.screenshot())
+        return self._continue(episode, await self._screenshot(episode))
+
+    async def _screenshot(self, episode: _Episode) -> bytes:
+        """Return the active page's screenshot, or that of the page below when it just went away."""
+        try:
+            return await episode.active.screenshot()
+        except BrowserFault:
+            if episode.active is episode.page or episode.active.is_usable:
+                raise
+            context = self._shelf.context_of(episode.task)
+            episode.active = await context.active_page(episode.page)
+            return await episode.active.screenshot()
 
     async def _act(self, episode: _Episode, action: Action) -> None:
         """Perform `action`, let the page settle, and find out which page is active now."""
         context, task = self._shelf.context_of(episode.task), episode.task
-        await self._pool.performer.perform(episode.active, action)
+        performer = self._pool.performer
+        if isinstance(action, GoBack) and episode.active is not episode.page:
+            if not await performer.go_back(episode.active):
+                await context.close_top(episode.page)  # a tab's way back is to the page before it
+        else:
+            await performer.perform(episode.active, action)
         if task.reset != "new_context":
             return
-        await settle(episode.active, task.settle_s)
-        active = await context.active_page(episode.page)
-        if active is not episode.active:
-            await settle(active, task.settle_s)
-            episode.events += episode.active.take_events()
+        for _ in range(self._pool.config.max_pages_per_context):
+            await settle(episode.active, task.settle_s)
+            active = await context.active_page(episode.page)
+            if active is episode.active:
+                return
+            if episode.active is not episode.page:
+                episode.page.adopt_events(episode.active.take_events())
             episode.active = active
 
     def _continue(self, episode: _Episode, screenshot: bytes) -> StepOutcome:
@@ -249,8 +274,5 @@ class BrowserSession:
         )
 
     def _take_events(self, episode: _Episode) -> tuple[Event, ...]:
-        events = episode.events + episode.active.take_events()
-        if episode.active is not episode.page:
-            events += episode.page.take_events()
-        episode.events = ()
-        return events
+        events = episode.page.take_events()
+        return events if episode.active is episode.page else events + episode.active.take_events()

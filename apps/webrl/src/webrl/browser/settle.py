@@ -26,13 +26,16 @@ async def settle(
 ) -> None:
     """Wait until the document of `page` is complete, at most `longest_s` seconds.
 
-    A page that is between two documents counts as loading; one that does not answer ends the
-    wait as well, and the next call on it says why.
+    A page that is between two documents counts as loading. One that does not answer is told to
+    stop: while a navigation waits for its first byte, neither scripts nor screenshots work.
 
     Args:
         page: The active page.
         longest_s: Longest wait, in seconds; 0 does not wait at all.
         sleep: Waits.
+
+    Raises:
+        BrowserFault: the page does not even stop.
     """
     if longest_s <= 0:
         return
@@ -43,6 +46,8 @@ async def settle(
             if await page.evaluate("document.readyState") == "complete":
                 return
         except BrowserFault as fault:
+            if fault.kind == "timeout":
+                await page.stop_loading()
             if fault.kind != "page_error":
                 return
         await sleep(PAUSE_S)

@@ -1,5 +1,6 @@
 """What is to be done: tasks by name, their pages on loopback, oracles that know the next click."""
 
+from webrl.tasks.faults import FAULT_CASES, FaultCase
 from webrl.tasks.miniwob import html_root, miniwob_names, miniwob_task
 from webrl.tasks.oracle import ORACLE_TASKS, oracle, target_map
 from webrl.tasks.registry import load_task, load_tasks, task_names
@@ -7,6 +8,8 @@ from webrl.tasks.server import Handler, TaskServer
 from webrl.tasks.task import ResetMode, Task, Viewport
 
 __all__ = [
+    "FAULT_CASES",
+    "FaultCase",
     "Handler",
     "ORACLE_TASKS",
     "ResetMode",

@@ -9,13 +9,16 @@ import difflib
 from collections.abc import Iterable
 
 from webrl.errors import TaskError
+from webrl.tasks.faults import FAULT_CASES
+from webrl.tasks.faults import SUITE as FAULT_SUITE
 from webrl.tasks.miniwob import SUITE, miniwob_names, miniwob_task, page_names
 from webrl.tasks.task import Task
 
 
 def task_names() -> tuple[str, ...]:
     """Return every name that `load_tasks` takes, sorted, as `suite/name`."""
-    return tuple(f"{SUITE}/{name}" for name in miniwob_names())
+    faults = [f"{FAULT_SUITE}/{name}" for name in FAULT_CASES]
+    return tuple(sorted([*faults, *(f"{SUITE}/{name}" for name in miniwob_names())]))
 
 
 def load_tasks(names: Iterable[str]) -> list[Task]:
@@ -39,6 +42,8 @@ def load_task(name: str) -> Task:
     suite, _, page = name.partition("/")
     if suite == SUITE and page in page_names():
         return miniwob_task(page)
+    if suite == FAULT_SUITE and page in FAULT_CASES:
+        return FAULT_CASES[page].task
     known = task_names()
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     nearest = nearest or difflib.get_close_matches(f"{SUITE}/{name}", known, n=1, cutoff=0.5)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from aiohttp import web
 
+from webrl.tasks.fault_site import PREFIX, answer_fault
 from webrl.tasks.miniwob import html_root
 
 if TYPE_CHECKING:
@@ -45,12 +46,12 @@ class TaskServer:
 
         Args:
             root: Folder with the static pages; that of MiniWoB++ when `None`.
-            routes: Handlers by path prefix, such as `{"/fault/": handler}`.
+            routes: Handlers by path prefix; the hostile pages of FaultWoB when `None`.
             host: Loopback address to listen on.
             port: Port, or 0 for a free one.
         """
         self._root = (html_root() if root is None else root).resolve()
-        self._routes = dict(routes or {})
+        self._routes = dict({PREFIX: answer_fault} if routes is None else routes)
         self._host = host
         self._port = port
         self._cache: dict[str, tuple[bytes, str]] = {}
