@@ -196,10 +196,11 @@ def global_norm_and_skip(_: Path) -> Any:
 
     def step(gradient: list[float]) -> Any:
         whole = torch.tensor([gradient])
-        module.weight.grad = distribute_tensor(whole, module.weight.device_mesh, [Shard(1)])
-        module.weight.grad = module.weight.grad.redistribute(placements=module.weight.placements)
+        weight: Any = module.weight
+        across = distribute_tensor(whole, weight.device_mesh, [Shard(1)])
+        weight.grad = across.redistribute(placements=weight.placements)
         result = optimizer.step()
-        return result, module.weight.full_tensor().detach().clone()
+        return result, weight.full_tensor().detach().clone()
 
     clipped = step([3.0, 0.0, 0.0, 4.0])
     skipped = step([0.0, 0.0, 0.0, float("nan")])

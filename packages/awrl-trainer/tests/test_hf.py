@@ -83,7 +83,7 @@ def tiny_model(seed: int = 0) -> Any:
 def inputs_of(row: TrainRow) -> Inputs:
     """Expand each placeholder to an image of 2 x 3 patches, made from the row's keys."""
     ids: list[int] = []
-    positions: list[tuple[int, int, int]] = []
+    positions: list[tuple[int, ...]] = []
     place = 0
     for token in row.input_ids.tolist():
         if token == IMAGE:

@@ -109,6 +109,7 @@ class FSDPActor:
                 rename=rename,
             ),
             is_source=self.rank == 0,
+            is_overlapped=config.is_publish_overlapped,
             clock=clock,
         )
 
@@ -268,7 +269,10 @@ class FSDPActor:
             policy,
             self.mesh,
             compute_dtype=_DTYPES[self.config.compute_dtype],
-            is_activation_checkpointed=self.config.is_activation_checkpointed,
+            checkpointed_share=self.config.checkpointed_block_share
+            if self.config.is_activation_checkpointed
+            else 0.0,
+            is_compiled=self.config.is_compiled,
         )
         if read_weight is not None:
             materialize(policy, self.device, lambda name: read_weight(name.removeprefix("model.")))

@@ -22,13 +22,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from awrl_trainer.errors import CheckpointError
 from awrl_trainer.optimizer import SteppedOptimizer
@@ -72,7 +74,7 @@ def save_checkpoint(
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
         dist.barrier(group)
-        dcp.save(_state(module, optimizer), checkpoint_id=hidden, process_group=group)
+        save(_state(module, optimizer), checkpoint_id=hidden, process_group=group)
         torch.save(_random_state(), hidden / f"random_{dist.get_rank(group)}.pt")
         dist.barrier(group)
         if is_writer:
@@ -113,8 +115,8 @@ def load_checkpoint(
         )
     state = _state(module, optimizer)
     try:
-        dcp.load(state, checkpoint_id=path, process_group=group)
-    except (RuntimeError, ValueError, KeyError, dcp.api.CheckpointException) as error:
+        load(state, checkpoint_id=path, process_group=group)
+    except (RuntimeError, ValueError, KeyError, CheckpointException) as error:
         raise CheckpointError(
             f"checkpoint {str(path)!r} must belong to this model, got: {error}. Build the actor"
             " from the same base and the same optimizer config."

@@ -177,6 +177,12 @@ class ActorConfig:
     is_activation_checkpointed: bool = False
     """Recompute each block's activations in the backward pass instead of keeping them."""
 
+    checkpointed_block_share: float = 1.0
+    """Share of the blocks that activation checkpointing recomputes, spread evenly; memory for time."""
+
+    is_compiled: bool = False
+    """Compile each block with `torch.compile`; pays on a GPU after the first few batches."""
+
     frozen_modules: tuple[str, ...] = ()
     """Name prefixes of modules whose parameters stay as they are, such as the vision tower."""
 
@@ -189,6 +195,9 @@ class ActorConfig:
     publish_bucket_bytes: int = 256 * 2**20
     """Largest bucket of a publish."""
 
+    is_publish_overlapped: bool = True
+    """Gather the next bucket while one is broadcast; costs the memory of a second bucket."""
+
     seed: int = 0
     """Seed of the order of rows in mini-batches."""
 
@@ -197,6 +206,13 @@ class ActorConfig:
         for name in (*counts, "publish_bucket_bytes"):
             value: int = getattr(self, name)
             _require(value >= 1, name, ">= 1", value, "Give a positive number.")
+        _require(
+            0 <= self.checkpointed_block_share <= 1,
+            "checkpointed_block_share",
+            "in [0, 1]",
+            self.checkpointed_block_share,
+            "1 recomputes every block.",
+        )
         _require(
             self.compute_dtype in ("float32", "bfloat16"),
             "compute_dtype",

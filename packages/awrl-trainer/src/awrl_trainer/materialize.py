@@ -37,7 +37,7 @@ def parameters_on_meta() -> Generator[None]:
             meta = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
             module._parameters[name] = meta  # pyright: ignore[reportPrivateUsage]
 
-    nn.Module.register_parameter = register_on_meta
+    nn.Module.register_parameter = register_on_meta  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:

@@ -63,7 +63,7 @@ def global_grad_norm(gradients: list[Tensor], group: dist.ProcessGroup | None) -
     device = gradients[0].device if gradients else torch.device("cpu")
     total = torch.zeros((), dtype=torch.float64, device=device)
     if gradients:
-        total += torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+        total += torch.nn.utils.get_total_norm(gradients).double().square()
     if group is not None and dist.get_world_size(group) > 1:
         dist.all_reduce(total, group=group)
     return total.sqrt()
@@ -116,7 +116,8 @@ class SteppedOptimizer:
         if not is_skipped:
             limit = self._config.max_grad_norm
             if limit is not None and norm > limit:
-                torch._foreach_mul_(gradients, limit / norm)
+                for gradient in gradients:
+                    gradient.mul_(limit / norm)
             for entry in self.inner.param_groups:
                 entry["lr"] = lr
             self.inner.step()

@@ -49,22 +49,31 @@ def micro_batch_loss(
         denominator: Trainable tokens (or rows) of the mini-batch over all ranks.
         config: Coefficients and clips.
     """
-    shared = {
-        "aggregation": config.aggregation,
-        "denominator": denominator,
-        "sequence_ids": micro.row_ids,
-    }
     policy = _policy_loss(current.logprobs, micro, proximal_logprobs, config, denominator)
     loss, metrics = policy.loss, dict(policy.metrics)
     num_tokens = metrics["loss/num_tokens"]
-    entropy = aggregate(current.entropy, micro.mask, **shared)
     if config.entropy_coefficient:
+        entropy = aggregate(
+            current.entropy,
+            micro.mask,
+            aggregation=config.aggregation,
+            denominator=denominator,
+            sequence_ids=micro.row_ids,
+        )
         loss = loss - config.entropy_coefficient * entropy
     # The merge weighs by tokens, whatever the aggregation of the loss is.
     counted = current.entropy.detach()[micro.mask].double()
     metrics["policy/entropy"] = counted.sum() / max(counted.numel(), 1)
     if reference_logprobs is not None:
-        penalty = kl_loss(current.logprobs, reference_logprobs, micro.mask, kind="k3", **shared)
+        penalty = kl_loss(
+            current.logprobs,
+            reference_logprobs,
+            micro.mask,
+            kind="k3",
+            aggregation=config.aggregation,
+            denominator=denominator,
+            sequence_ids=micro.row_ids,
+        )
         loss = loss + config.kl_coefficient * penalty.loss
         metrics |= penalty.metrics
     metrics["loss/num_tokens"] = num_tokens
@@ -78,23 +87,31 @@ def _policy_loss(
     config: LossConfig,
     denominator: float,
 ) -> LossOutput:
-    common = {
-        "clip_low": config.clip_low,
-        "clip_high": config.clip_high,
-        "dual_clip": config.dual_clip,
-        "aggregation": config.aggregation,
-        "denominator": denominator,
-        "sequence_ids": micro.row_ids,
-    }
     if not config.use_decoupled_loss:
-        return ppo_loss(logprobs, micro.behavior_logprobs, micro.advantages, micro.mask, **common)
+        return ppo_loss(
+            logprobs,
+            micro.behavior_logprobs,
+            micro.advantages,
+            micro.mask,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+            aggregation=config.aggregation,
+            denominator=denominator,
+            sequence_ids=micro.row_ids,
+        )
     return decoupled_ppo_loss(
         logprobs,
         proximal_logprobs,
         micro.behavior_logprobs,
         micro.advantages,
         micro.mask,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
         behav_imp_weight_cap=config.behav_imp_weight_cap,
         behav_imp_weight_action=config.behav_imp_weight_action,
-        **common,
+        aggregation=config.aggregation,
+        denominator=denominator,
+        sequence_ids=micro.row_ids,
     )

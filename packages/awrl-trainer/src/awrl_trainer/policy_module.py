@@ -8,7 +8,7 @@ Legend: B rows, T tokens, N trainable tokens, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -106,7 +106,7 @@ class PolicyModule(nn.Module):
     def _logits(self, hidden: Tensor) -> Tensor:
         if self._is_split:
             return cast("SplitModel", self.model).head(hidden)
-        return cast("nn.Module", self.model.get_output_embeddings())(hidden)
+        return cast("Callable[[], nn.Module]", self.model.get_output_embeddings)()(hidden)
 
     def _head_part(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies of at most `num_head_tokens` tokens."""
@@ -122,7 +122,7 @@ class PolicyModule(nn.Module):
 
         if torch.is_grad_enabled() and len(labels) == self._num_head_tokens:
             # A full chunk means that there are more: keep hidden states, not logits.
-            return checkpoint(compute, hidden, use_reentrant=False)
+            return cast("tuple[Tensor, Tensor]", checkpoint(compute, hidden, use_reentrant=False))
         return compute(hidden)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +80,10 @@ class TrainRow:
                 f"loss_mask of row {name!r} must be bool, got {self.loss_mask.dtype}."
                 " Build it with a comparison; advantages belong in `advantages`."
             )
-        sized = {"loss_mask": self.loss_mask, "behavior_logprobs": self.behavior_logprobs}
+        sized: dict[str, npt.NDArray[Any]] = {
+            "loss_mask": self.loss_mask,
+            "behavior_logprobs": self.behavior_logprobs,
+        }
         if isinstance(self.advantages, np.ndarray):
             sized["advantages"] = self.advantages
         if self.versions is not None:

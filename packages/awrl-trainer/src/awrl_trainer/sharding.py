@@ -15,6 +15,7 @@ import functools
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -81,7 +82,8 @@ def shard_module(
     mesh: DeviceMesh,
     *,
     compute_dtype: torch.dtype,
-    is_activation_checkpointed: bool = False,
+    checkpointed_share: float = 0.0,
+    is_compiled: bool = False,
 ) -> None:
     """Shard a module in place: per block, then the rest as the root.
 
@@ -89,12 +91,16 @@ def shard_module(
         root: The module whose forward is called; its parameters become float32 DTensors.
         mesh: One-dimensional mesh of the data-parallel ranks.
         compute_dtype: Dtype of gathered parameters and activations.
-        is_activation_checkpointed: Recompute blocks in the backward pass.
+        checkpointed_share: Share of the blocks that are recomputed in the backward pass.
+        is_compiled: Compile each block.
     """
     root.float()
     blocks = repeated_blocks(root)
-    if is_activation_checkpointed:
-        for _, block in blocks:
+    for index, (_, block) in enumerate(blocks):
+        if is_compiled:
+            block.forward = torch.compile(block.forward)
+        # Every block whose share of the whole passes an integer, so that they are spread evenly.
+        if int((index + 1) * checkpointed_share) > int(index * checkpointed_share):
             _checkpoint_block(block)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     for _, block in blocks:
@@ -118,7 +124,7 @@ def data_parallel_mesh(device_type: str) -> DeviceMesh:
     """
     if not dist.is_initialized():
         backend = "gloo" if device_type == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     return DeviceMesh(device_type, torch.arange(dist.get_world_size()))
 
 

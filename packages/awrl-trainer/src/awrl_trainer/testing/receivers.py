@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from awrl_trainer.weights.checksum import tensor_checksum
 from awrl_trainer.weights.group import connect_store, destroy_group, form_group
@@ -86,6 +87,7 @@ class GlooReceiverProcess:
     Args:
         name: Unique name.
         dies_at_update: Count of updates received before, at whose announcement the process ends.
+        device: Where the weights are received.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class GlooReceiverProcess:
         name: str,
         *,
         dies_at_update: int | None = None,
+        device: str = "cpu",
     ) -> None:
         self._name = name
         context = mp.get_context("spawn")
@@ -100,7 +103,7 @@ class GlooReceiverProcess:
         # A call whose caller gave up still owns the next answer.
         self._lock = threading.Lock()
         self.process = context.Process(
-            target=_serve, args=(child, dies_at_update), daemon=True, name=name
+            target=_serve, args=(child, dies_at_update, device), daemon=True, name=name
         )
         self.process.start()
         child.close()
@@ -178,9 +181,10 @@ class GlooReceiverProcess:
 class _Server:
     """What runs in the child."""
 
-    def __init__(self, dies_at_update: int | None) -> None:
+    def __init__(self, dies_at_update: int | None, device: str) -> None:
+        self._device = device
         self._dies_at_update = dies_at_update
-        self._groups: dict[str, tuple[dist.ProcessGroup, dist.TCPStore]] = {}
+        self._groups: dict[str, tuple[dist.ProcessGroup, TCPStore]] = {}
         self._weights: dict[str, torch.Tensor] = {}
         self._version: int | None = None
         self._is_paused = False
@@ -210,8 +214,12 @@ class _Server:
         if self._dies_at_update == self._num_updates:
             os.kill(os.getpid(), signal.SIGKILL)
         self._num_updates += 1
-        flat = torch.empty(bucket.num_elements, dtype=torch_dtype(bucket.dtypes[0]))
+        flat = torch.empty(
+            bucket.num_elements, dtype=torch_dtype(bucket.dtypes[0]), device=self._device
+        )
         dist.broadcast(flat, src=0, group=self._groups[group_name][0])
+        if flat.is_cuda:
+            torch.cuda.synchronize()
         self._weights |= bucket.unflatten(flat)
         if version is not None:
             self._version = version
@@ -227,12 +235,12 @@ class _Server:
         return {name: tensor_checksum(self._weights[name]) for name in names}
 
     def weights(self) -> tuple[int | None, bool, dict[str, torch.Tensor]]:
-        return self._version, self._is_paused, self._weights
+        return self._version, self._is_paused, {n: w.cpu() for n, w in self._weights.items()}
 
 
-def _serve(pipe: Connection, dies_at_update: int | None) -> None:
+def _serve(pipe: Connection, dies_at_update: int | None, device: str) -> None:
     torch.set_num_threads(1)
-    server = _Server(dies_at_update)
+    server = _Server(dies_at_update, device)
     methods = {
         "ping": server.ping,
         "init": server.init,

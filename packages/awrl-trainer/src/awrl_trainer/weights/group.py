@@ -14,12 +14,17 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import (
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
 from torch.distributed import distributed_c10d as c10d
 
 __all__ = ["bind_store", "connect_store", "destroy_group", "form_group"]
 
 
-def bind_store(host: str, world_size: int, timeout_s: float, *, port: int = 0) -> dist.TCPStore:
+def bind_store(host: str, world_size: int, timeout_s: float, *, port: int = 0) -> TCPStore:
     """Open the rendezvous store and return it; its `port` is bound already.
 
     Args:
@@ -32,7 +37,7 @@ def bind_store(host: str, world_size: int, timeout_s: float, *, port: int = 0) -
         OSError: The port is taken, or the address is not this machine's.
     """
     try:
-        return dist.TCPStore(
+        return TCPStore(
             host,
             port,
             world_size,
@@ -47,9 +52,9 @@ def bind_store(host: str, world_size: int, timeout_s: float, *, port: int = 0) -
         ) from error
 
 
-def connect_store(host: str, port: int, world_size: int, timeout_s: float) -> dist.TCPStore:
+def connect_store(host: str, port: int, world_size: int, timeout_s: float) -> TCPStore:
     """Return a receiver's connection to the store."""
-    return dist.TCPStore(
+    return TCPStore(
         host,
         port,
         world_size,
@@ -60,7 +65,7 @@ def connect_store(host: str, port: int, world_size: int, timeout_s: float) -> di
 
 
 def form_group(
-    store: dist.Store,
+    store: Store,
     *,
     rank: int,
     world_size: int,
@@ -79,7 +84,7 @@ def form_group(
         timeout_s: Seconds that forming, and each collective later, may take.
     """
     timeout = timedelta(seconds=timeout_s)
-    prefixed = dist.PrefixStore(group_name, store)
+    prefixed = PrefixStore(group_name, store)
     prefixed.set_timeout(timeout)
     helper: Any = c10d._new_process_group_helper  # pyright: ignore[reportPrivateUsage]
     group, _ = helper(

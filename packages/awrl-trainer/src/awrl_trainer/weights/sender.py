@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.tensor import DTensor
 
 from awrl_trainer.errors import PublishError
@@ -36,6 +37,7 @@ class WeightSender:
         tensors: The weights in the order of the plan, sharded or whole; read at each broadcast.
         plan: Names, dtypes and shapes as the receivers know them.
         is_source: True on rank 0.
+        is_overlapped: Gather the next bucket during a broadcast.
         clock: Seconds, for the timings.
     """
 
@@ -45,14 +47,16 @@ class WeightSender:
         plan: PublishPlan,
         *,
         is_source: bool,
+        is_overlapped: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.plan = plan
         self._by_name = dict(zip((s.name for s in plan.specs), tensors, strict=True))
         self._is_source = is_source
+        self._is_overlapped = is_overlapped
         self._clock = clock
         self._request: GroupRequest | None = None
-        self._store: dist.TCPStore | None = None
+        self._store: TCPStore | None = None
         self._group: dist.ProcessGroup | None = None
         self._ahead: tuple[int, Tensor] | None = None
 
@@ -112,7 +116,7 @@ class WeightSender:
         sending = self._clock()
         work = self._start_broadcast(flat)
         self._ahead = None
-        if index + 1 < len(self.plan.buckets):
+        if self._is_overlapped and index + 1 < len(self.plan.buckets):
             self._ahead = (index + 1, self.gather(self.plan.buckets[index + 1]))
         if work is not None:
             try:

@@ -1,0 +1,168 @@
+"""Shapes of public Qwen3-VL models, with random weights, and rows that fill them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from awrl_trainer import TrainRow
+from transformers import Qwen3VLConfig
+
+IMAGE, VIDEO, START, END = 151655, 151656, 151652, 151653
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What distinguishes the models of the family."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    vision_hidden: int = 1024
+    vision_layers: int = 24
+    vision_intermediate: int = 4096
+    vocabulary: int = 151936
+    row_tokens: int = 2048
+
+
+SHAPES = {
+    "2b": Shape(hidden=2048, layers=28, heads=16, intermediate=6144),
+    "4b": Shape(hidden=2560, layers=36, heads=32, intermediate=9728),
+    # For a look at the script on a CPU.
+    "tiny": Shape(
+        hidden=256,
+        layers=4,
+        heads=4,
+        intermediate=512,
+        vision_hidden=64,
+        vision_layers=3,
+        vision_intermediate=128,
+        row_tokens=256,
+    ),
+}
+
+
+def config_of(shape: Shape) -> Any:
+    """Return the transformers config of a shape."""
+    return Qwen3VLConfig(
+        text_config={
+            "hidden_size": shape.hidden,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": max(1, min(8, shape.heads // 2)),
+            "head_dim": 128,
+            "intermediate_size": shape.intermediate,
+            "vocab_size": shape.vocabulary,
+            "max_position_embeddings": 262144,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5000000.0,
+                "mrope_section": [24, 20, 20],
+                "mrope_interleaved": True,
+            },
+        },
+        vision_config={
+            "hidden_size": shape.vision_hidden,
+            "depth": shape.vision_layers,
+            "num_heads": 16 if shape.vision_hidden >= 512 else 4,
+            "intermediate_size": shape.vision_intermediate,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": shape.hidden,
+            "deepstack_visual_indexes": [0, 1, 2] if shape.vision_layers < 24 else [5, 11, 17],
+            "num_position_embeddings": 2304,
+        },
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+        tie_word_embeddings=True,
+    )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Model inputs of one row; see `awrl_trainer.RowInputs`."""
+
+    input_ids: torch.Tensor
+    mm_token_type_ids: torch.Tensor
+    position_ids: torch.Tensor
+    pixel_values: torch.Tensor | None
+    image_grid_thw: torch.Tensor | None
+
+
+def make_row(
+    index: int, *, num_tokens: int, num_trainable: int, grid: tuple[int, int], num_images: int
+) -> tuple[TrainRow, Inputs]:
+    """Return a row of `num_tokens` model tokens: images, random text, a trainable end.
+
+    Args:
+        index: Names the row and seeds it.
+        num_tokens: Tokens in the model, images included.
+        num_trainable: Trainable tokens at the end.
+        grid: Patch rows and columns of an image; a 2 x 2 square of patches becomes one token.
+        num_images: Images at the start.
+    """
+    rng = np.random.default_rng(index)
+    height, width = grid[0] // 2, grid[1] // 2
+    image = [START, *[IMAGE] * (height * width), END]
+    positions: list[tuple[int, int, int]] = []
+    ids: list[int] = []
+    for _ in range(num_images):
+        place = positions[-1][0] + 1 if positions else 0
+        positions.append((place,) * 3)
+        positions += [
+            (place + 1, place + 1 + i // width, place + 1 + i % width)
+            for i in range(height * width)
+        ]
+        positions.append((place + 1 + max(height, width),) * 3)
+        ids += image
+    text = rng.integers(0, 150000, num_tokens - len(ids))
+    place = positions[-1][0] + 1 if positions else 0
+    positions += [(place + i,) * 3 for i in range(len(text))]
+    expanded = np.concatenate([np.array(ids, dtype=np.int64), text]).astype(np.int64)
+    folded = np.concatenate([np.array([START, IMAGE, END] * num_images, dtype=np.int64), text])
+    row = TrainRow(
+        input_ids=folded,
+        loss_mask=np.arange(len(folded)) >= len(folded) - num_trainable,
+        behavior_logprobs=np.full(len(folded), -11.9, dtype=np.float32),
+        advantages=float(rng.normal()),
+        image_keys=tuple(f"{index}/{i}" for i in range(num_images)),
+        row_id=str(index),
+        num_model_tokens=num_tokens,
+    )
+    ids_tensor = torch.from_numpy(expanded)
+    num_patches = grid[0] * grid[1]
+    generator = torch.Generator().manual_seed(index)
+    pixels = torch.randn(num_images * num_patches, 3 * 2 * 16 * 16, generator=generator)
+    return row, Inputs(
+        input_ids=ids_tensor,
+        mm_token_type_ids=(ids_tensor == IMAGE).long(),
+        position_ids=torch.tensor(positions).T.contiguous(),
+        pixel_values=pixels if num_images else None,
+        image_grid_thw=torch.tensor([[1, *grid]] * num_images) if num_images else None,
+    )
+
+
+def useful_flops(model: Any, shape: Shape, rows: list[TrainRow], grid: tuple[int, int]) -> float:
+    """Return floating-point operations that one update of these rows can't do without.
+
+    Six per weight and token (forward and backward) for the blocks, the head on trainable tokens only,
+    and causal attention; nothing for recomputation. The vision tower counts alike, unmasked.
+    """
+    blocks = sum(p.numel() for n, p in model.named_parameters() if ".layers." in n)
+    vision = sum(p.numel() for n, p in model.named_parameters() if ".visual." in n)
+    total = 0.0
+    for row in rows:
+        tokens, images = row.cost_tokens, len(row.image_keys)
+        patches = grid[0] * grid[1]
+        total += 6 * blocks * tokens
+        total += 6 * shape.hidden * shape.vocabulary * row.num_trainable_tokens
+        total += 6 * shape.layers * shape.heads * 128 * tokens**2
+        total += images * 6 * vision * patches
+        total += images * 12 * shape.vision_layers * shape.vision_hidden * patches**2
+    return total
