@@ -1,0 +1,49 @@
+"""Feasibility and rank order of a layout, without a cluster."""
+
+import pytest
+from webrl.errors import PlacementError
+from webrl.system.cluster import NodeResources
+from webrl.system.placement import RoleSpec, check_feasible, rank_order
+
+
+def node(name: str, gpus: float = 8.0, cpus: float = 64.0) -> NodeResources:
+    return NodeResources(node_id=name, address=name, num_cpus=cpus, num_gpus=gpus)
+
+
+def role(name: str, count: int, gpus: float = 1.0, shares: str | None = None) -> RoleSpec:
+    return RoleSpec(
+        name=name,
+        num_workers=count,
+        cpus_per_worker=1.0,
+        gpus_per_worker=gpus,
+        colocate_with=shares,
+    )
+
+
+def test_ranks_follow_nodes_and_not_bundle_indices_br_61() -> None:
+    assert rank_order(["n1", "n2", "n2", "n1"], ["n1", "n2"]) == [0, 3, 1, 2]
+
+
+def test_a_layout_that_can_never_fit_names_both_numbers_br_63() -> None:
+    with pytest.raises(PlacementError, match=r"needs 64 GPUs .* the cluster has 8 on 1 nodes"):
+        check_feasible([role("rollout", 48), role("actor", 16)], [node("a")])
+
+
+def test_48_and_16_fit_eight_nodes_of_eight() -> None:
+    check_feasible([role("rollout", 48), role("actor", 16)], [node(f"n{i}") for i in range(8)])
+
+
+def test_a_ninth_node_is_needed_for_eight_test_gpus() -> None:
+    roles = [role("rollout", 48), role("actor", 16), role("test-rollout", 8)]
+    with pytest.raises(PlacementError, match="needs 72 GPUs"):
+        check_feasible(roles, [node(f"n{i}") for i in range(8)])
+    check_feasible(roles, [node(f"n{i}") for i in range(9)])
+
+
+def test_shared_devices_are_counted_once() -> None:
+    check_feasible([role("rollout", 8), role("actor", 8, shares="rollout")], [node("a")])
+
+
+def test_cpus_are_checked_too() -> None:
+    with pytest.raises(PlacementError, match="needs 9 CPUs"):
+        check_feasible([role("rollout", 9, gpus=0.0)], [node("a", gpus=0.0, cpus=8.0)])
