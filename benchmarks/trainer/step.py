@@ -31,11 +31,12 @@ from awrl_trainer import (
     TrainRow,
     collate_model_inputs,
 )
+from awrl_trainer.hf_attention import use_packed_attention
 from shapes import SHAPES, Inputs, config_of, make_row, useful_flops
 from transformers import Qwen3VLForConditionalGeneration
 
 PEAK_FLOPS = 989e12
-VARIANTS = ("plain", "actor", "actor_compiled", "actor_half_checkpointed")
+VARIANTS = ("plain", "actor", "actor_packed", "actor_half_checkpointed", "actor_compiled")
 
 
 def rows_of(args: argparse.Namespace) -> tuple[list[TrainRow], dict[str, Inputs], tuple[int, int]]:
@@ -64,15 +65,18 @@ def rows_of(args: argparse.Namespace) -> tuple[list[TrainRow], dict[str, Inputs]
 def build(args: argparse.Namespace) -> Any:
     """Build the model on the device with random weights, float32."""
     torch.manual_seed(0)
+    config = config_of(SHAPES[args.shape[0]])
+    if args.variant == "actor_packed":
+        use_packed_attention(config)
     with torch.device(args.device):
-        return Qwen3VLForConditionalGeneration(config_of(SHAPES[args.shape[0]])).float()
+        return Qwen3VLForConditionalGeneration(config).float()
 
 
-def collate_from(inputs: dict[str, Inputs]) -> Any:
+def collate_from(inputs: dict[str, Inputs], layout: Any = "padded") -> Any:
     """Return a collate over prepared inputs."""
 
     def collate(rows: Sequence[TrainRow]) -> Batch:
-        return collate_model_inputs(rows, [inputs[row.row_id] for row in rows])
+        return collate_model_inputs(rows, [inputs[row.row_id] for row in rows], layout=layout)
 
     return collate
 
@@ -90,7 +94,7 @@ def actor_step(args: argparse.Namespace, model: Any, rows: list[TrainRow], input
             checkpointed_block_share=0.5 if args.variant == "actor_half_checkpointed" else 1.0,
             is_compiled=args.variant == "actor_compiled",
         ),
-        collate=collate_from(inputs),
+        collate=collate_from(inputs, "packed" if args.variant == "actor_packed" else "padded"),
         device=args.device,
     )
     return lambda: actor.update(rows)

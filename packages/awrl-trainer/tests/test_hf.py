@@ -75,9 +75,12 @@ def tiny_config() -> Any:
     )
 
 
-def tiny_model(seed: int = 0) -> Any:
+def tiny_model(seed: int = 0, *, is_packed: bool = False) -> Any:
+    from awrl_trainer.hf_attention import use_packed_attention
+
     torch.manual_seed(seed)
-    return transformers.Qwen3VLForConditionalGeneration(tiny_config()).float()
+    config = use_packed_attention(tiny_config()) if is_packed else tiny_config()
+    return transformers.Qwen3VLForConditionalGeneration(config).float()
 
 
 def inputs_of(row: TrainRow) -> Inputs:
@@ -156,20 +159,31 @@ def weights_of(actor: FSDPActor) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in actor.sender.named_full_tensors()}
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed", "shared_prefix"])
+@pytest.mark.parametrize(
+    ("layout", "is_packed"),
+    [
+        ("padded", False),
+        ("packed", False),
+        ("shared_prefix", False),
+        ("packed", True),
+        ("padded", True),
+    ],
+)
 def test_br_43_logprobs_of_images_and_text_are_the_same_alone_and_in_every_layout(
-    layout: Layout,
+    layout: Layout, is_packed: bool
 ) -> None:
+    """`is_packed` takes the attention that ends at each row, under all layouts."""
     rows = make_rows()
     alone = [actor_of(tiny_model()).logprobs([row])[0] for row in rows[::5]]
-    together = actor_of(tiny_model(), layout).logprobs(rows)
+    together = actor_of(tiny_model(is_packed=is_packed), layout).logprobs(rows)
     for mine, theirs in zip(alone, together[::5], strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-6)
 
 
 @pytest.mark.parametrize("layout", ["packed", "shared_prefix"])
 def test_gradients_are_the_same_in_every_layout(layout: Layout) -> None:
-    padded, other = actor_of(tiny_model(), token_budget=30), actor_of(tiny_model(), layout)
+    padded = actor_of(tiny_model(), token_budget=30)
+    other = actor_of(tiny_model(is_packed=layout == "packed"), layout)
     for actor in (padded, other):
         actor.update(make_rows())
     mine, theirs = weights_of(padded), weights_of(other)

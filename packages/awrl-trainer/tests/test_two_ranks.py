@@ -126,7 +126,7 @@ def test_a_checkpoint_of_two_ranks_loads_on_one(
             assert torch.equal(value, their_weights[name])
 
 
-def test_br_50_gathered_buckets_and_snapshots_hold_the_trainers_bytes_in_one_order(
+def test_br_47_br_50_gathered_buckets_and_snapshots_hold_the_trainers_bytes_in_one_order(
     on_two_ranks: OnTwoRanks,
 ) -> None:
     results = on_two_ranks("published")

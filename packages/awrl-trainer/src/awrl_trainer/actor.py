@@ -22,12 +22,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from awrl_trainer.checkpoint import load_checkpoint, save_checkpoint
 from awrl_trainer.config import ActorConfig
-from awrl_trainer.errors import BatchError
 from awrl_trainer.materialize import WeightReader, materialize
 from awrl_trainer.metrics import UpdateMetrics
 from awrl_trainer.optimizer import SteppedOptimizer
 from awrl_trainer.policy_module import PolicyModule
-from awrl_trainer.rows import Collate, TrainRow
+from awrl_trainer.rows import Collate, TrainRow, check_rows
 from awrl_trainer.sharding import data_parallel_mesh, freeze_modules, shard_module
 from awrl_trainer.update import UpdateRunner
 from awrl_trainer.weights.disk import DiskPublisher
@@ -140,11 +139,11 @@ class FSDPActor:
             Metrics, equal on every rank.
 
         Raises:
-            BatchError: No rows, or `collate` answered with other tokens than the rows hold.
+            BatchError: No rows, a row that this policy can't have sampled, or a `collate` that
+                answered with other tokens than the rows hold.
             RanksDisagreeError: Ranks were given different rows, or `collate` failed on another.
         """
-        if not rows:
-            raise BatchError("rows must not be empty, got none. Skip the update instead.")
+        check_rows(rows, version=self._version, masked_token_ids=self.config.loss.masked_token_ids)
         metrics, is_changed = self._runner.run(rows, self._version)
         self._version += is_changed
         metrics["policy/version"] = float(self._version)

@@ -168,6 +168,37 @@ Collate = Callable[[Sequence[TrainRow]], Batch]
 """Turns rows into a `Batch`; called once per micro-batch, so pixels are fetched lazily in here."""
 
 
+def check_rows(rows: Sequence[TrainRow], *, version: int, masked_token_ids: Sequence[int]) -> None:
+    """Check what every rank can see alone, before any collective.
+
+    Args:
+        rows: All rows of an update.
+        version: Version of the policy at its start.
+        masked_token_ids: Ids that the sampler never draws.
+
+    Raises:
+        BatchError: No rows; a trainable token that can't have been sampled; a version from the
+            future.
+    """
+    if not rows:
+        raise BatchError("rows must not be empty, got none. Skip the update instead.")
+    masked = np.asarray(masked_token_ids, dtype=np.int64)
+    for row in rows:
+        chosen = row.input_ids[row.loss_mask]
+        wrong = chosen[np.isin(chosen, masked)]
+        if wrong.size:
+            raise BatchError(
+                f"trainable tokens of row {row.row_id!r} must not be masked ids, got {int(wrong[0])}."
+                " Mask the same ids in the sampler and in LossConfig.masked_token_ids."
+            )
+        if row.versions is not None and bool((row.versions[row.loss_mask] > version).any()):
+            raise BatchError(
+                f"versions of row {row.row_id!r} must be <= {version}, the policy's, got"
+                f" {int(row.versions[row.loss_mask].max())}. After a resume, give rollouts the"
+                " trainer's version first."
+            )
+
+
 def check_batch(batch: Batch, rows: Sequence[TrainRow]) -> Tensor:
     """Check that a batch speaks of exactly the trainable tokens of its rows.
 

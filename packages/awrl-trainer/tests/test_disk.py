@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from awrl_trainer import (
+    CheckpointError,
+    DiskPublisher,
+    complete_checkpoints,
+    latest_complete_checkpoint,
+)
+from awrl_trainer.weights.disk import COMPLETE_MARK, mark_complete
+from safetensors.torch import load_file
+
+WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
+
+
+def write(root: Path, version: int, *, keep: int | None = None) -> Path:
+    return DiskPublisher(root, keep=keep).write(WEIGHTS.items(), version)
+
+
+def test_br_57_only_a_whole_and_marked_directory_is_picked(tmp_path: Path) -> None:
+    whole = write(tmp_path, 1)
+    unmarked = write(tmp_path, 2)
+    (unmarked / COMPLETE_MARK).unlink()
+    missing_shard = write(tmp_path, 3)
+    (missing_shard / "model.safetensors").unlink()
+    empty_mark = write(tmp_path, 4)
+    (empty_mark / COMPLETE_MARK).write_text("")
+    assert latest_complete_checkpoint(tmp_path) == whole
+
+
+def test_br_57_a_writer_that_crashes_between_weights_leaves_the_previous_one(
+    tmp_path: Path,
+) -> None:
+    def crashing() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", WEIGHTS["a"]
+        raise KeyboardInterrupt
+
+    previous = write(tmp_path, 1)
+    with pytest.raises(KeyboardInterrupt):
+        DiskPublisher(tmp_path).write(crashing(), 2)
+    assert latest_complete_checkpoint(tmp_path) == previous
+
+
+def test_a_disk_that_refuses_is_a_named_error_and_keeps_the_previous_one(tmp_path: Path) -> None:
+    def full() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", WEIGHTS["a"]
+        raise OSError(28, "No space left on device")
+
+    previous = write(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="snapshot of version 2 must be writable"):
+        DiskPublisher(tmp_path).write(full(), 2)
+    assert complete_checkpoints(tmp_path) == [previous]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version_1"]
+
+
+@pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        (["step_500", "step_2500"], "step_2500"),
+        (["step_9000", "step_10000"], "step_10000"),
+        (["125", "5"], "125"),
+    ],
+)
+def test_br_58_newest_is_the_largest_number(names: list[str], newest: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text(name)
+        mark_complete(tmp_path / name)
+    assert latest_complete_checkpoint(tmp_path) == tmp_path / newest
+
+
+def test_br_58_retention_keeps_the_newest_and_minus_one_keeps_all(tmp_path: Path) -> None:
+    write(tmp_path, 125)
+    write(tmp_path, 5, keep=1)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["version_125"]
+    for version in (126, 127):
+        write(tmp_path, version, keep=-1)
+    assert len(complete_checkpoints(tmp_path)) == 3
+
+
+def test_retention_never_touches_what_is_being_written(tmp_path: Path) -> None:
+    writing = tmp_path / "version_1"
+    writing.mkdir()
+    for version in (2, 3):
+        write(tmp_path, version, keep=1)
+    assert writing.is_dir()
+
+
+def test_snapshots_are_split_indexed_and_carry_the_base_files(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "model.safetensors").write_text("other weights")
+    publisher = DiskPublisher(tmp_path / "out", base=base, shard_bytes=30)
+    path = publisher.write(WEIGHTS.items(), 1)
+    names = sorted(entry.name for entry in path.iterdir())
+    assert names == [
+        COMPLETE_MARK,
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ]
+    assert torch.equal(load_file(path / names[2])["a"], WEIGHTS["a"])
+
+
+def test_no_directory_holds_no_checkpoint(tmp_path: Path) -> None:
+    assert latest_complete_checkpoint(tmp_path / "none") is None
+
+
+def test_a_base_that_is_not_there_and_keeping_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="base must be a directory"):
+        DiskPublisher(tmp_path, base=tmp_path / "none")
+    with pytest.raises(ValueError, match="keep must be >= 1"):
+        DiskPublisher(tmp_path, keep=0)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from awrl_trainer import Batch, BatchError, TrainRow, collate_packed_text, collate_text
+from awrl_trainer.rows import check_batch, check_rows
+
+
+def row(ids: list[int], mask: list[int], **changes: Any) -> TrainRow:
+    values: dict[str, Any] = {
+        "input_ids": np.array(ids),
+        "loss_mask": np.array(mask, dtype=np.bool_),
+        "behavior_logprobs": np.zeros(len(ids), dtype=np.float32),
+        "advantages": 1.0,
+        "row_id": "r1",
+    }
+    return TrainRow(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss_mask": np.array([0.3, -1.2])}, "loss_mask of row 'r1' must be bool, got float64"),
+        ({"loss_mask": np.array([True, True])}, "must be False for the first token"),
+        ({"behavior_logprobs": np.zeros(3, np.float32)}, "behavior_logprobs.*must have shape"),
+        ({"versions": np.zeros(1, np.int64)}, "versions of row 'r1' must have shape"),
+        ({"advantages": float("nan")}, "advantages of row 'r1' must be finite"),
+        (
+            {"behavior_logprobs": np.array([0, np.inf], np.float32)},
+            "behavior_logprobs of row 'r1' must be finite at trainable tokens",
+        ),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused_by_name(
+    changes: dict[str, Any], message: str
+) -> None:
+    """BR-39 among them: advantages where the mask belongs."""
+    with pytest.raises(BatchError, match=message):
+        row([1, 2], [0, 1], **changes)
+
+
+def test_values_at_masked_tokens_may_be_anything() -> None:
+    one = row([1, 2], [0, 1], behavior_logprobs=np.array([np.nan, -1.0], np.float32))
+    assert one.num_trainable_tokens == 1
+
+
+def test_the_oldest_version_is_that_of_trainable_tokens() -> None:
+    one = row([1, 2, 3, 4], [0, 0, 1, 1], versions=np.array([-1, 0, 5, 4]))
+    assert one.oldest_version() == 4
+    assert row([1, 2], [0, 0], versions=np.array([3, 3])).oldest_version() is None
+
+
+def test_padded_rows_keep_their_tokens_and_mask_the_rest() -> None:
+    rows = [row([1, 2, 3], [0, 1, 1]), row([4, 5], [0, 1])]
+    batch = collate_text(rows, pad_token_id=9)
+    assert batch.kwargs["input_ids"].tolist() == [[1, 2, 3], [4, 5, 9]]
+    assert batch.kwargs["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch.token_positions.tolist() == [1, 2, 4]
+    assert check_batch(batch, rows).tolist() == [2, 3, 5]
+
+
+def test_br_42_labels_of_a_packed_stream_never_cross_a_row() -> None:
+    rows = [row([10, 11, 12], [0, 1, 1]), row([20, 21], [0, 1])]
+    batch = collate_packed_text(rows)
+    flat = batch.kwargs["input_ids"].reshape(-1)
+    pairs = list(zip(flat[batch.sources].tolist(), check_batch(batch, rows).tolist(), strict=True))
+    assert pairs == [(10, 11), (11, 12), (20, 21)]
+    assert batch.kwargs["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (Batch(kwargs={}, token_positions=torch.tensor([1])), "must hold 'input_ids'"),
+        (
+            Batch(kwargs={"input_ids": torch.tensor([[1, 2]])}, token_positions=torch.tensor([])),
+            "token_positions must have shape",
+        ),
+        (
+            Batch(kwargs={"input_ids": torch.tensor([[1, 7]])}, token_positions=torch.tensor([1])),
+            "input_ids at token_positions must be the rows' trainable tokens, got 7 for 2",
+        ),
+        (
+            Batch(kwargs={"input_ids": torch.tensor([[1, 2]])}, token_positions=torch.tensor([2])),
+            "token_positions must lie in",
+        ),
+        (
+            Batch(
+                kwargs={"input_ids": torch.tensor([[1, 2]])},
+                token_positions=torch.tensor([1]),
+                source_positions=torch.tensor([1]),
+            ),
+            "source_positions must lie before their tokens",
+        ),
+    ],
+)
+def test_a_batch_that_speaks_of_other_tokens_is_refused(batch: Batch, message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        check_batch(batch, [row([1, 2], [0, 1])])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "rows must not be empty"),
+        ([row([1, 9], [0, 1])], "trainable tokens of row 'r1' must not be masked ids, got 9"),
+        ([row([1, 2], [0, 1], versions=np.array([0, 4]))], "versions of row 'r1' must be <= 3"),
+    ],
+)
+def test_rows_that_the_policy_cannot_have_sampled_are_refused(
+    rows: list[TrainRow], message: str
+) -> None:
+    with pytest.raises(BatchError, match=message):
+        check_rows(rows, version=3, masked_token_ids=(9,))
+
+
+def test_masked_ids_and_new_versions_in_the_prompt_are_fine() -> None:
+    check_rows([row([9, 2], [0, 1], versions=np.array([7, 3]))], version=3, masked_token_ids=(9,))
