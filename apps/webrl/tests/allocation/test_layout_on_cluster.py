@@ -1,0 +1,48 @@
+"""The published layout on a real Ray cluster of nine nodes with eight declared GPUs each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    # Nine nodes start on a few cores: each may take long.
+    "RAY_raylet_start_wait_time_s": "120",
+}
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROGRAM = Path(__file__).with_name("cluster_program.py")
+
+
+@pytest.fixture(scope="module")
+def layouts() -> dict[str, Any]:
+    """What the program found on a real cluster of nine nodes."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(PROGRAM)],
+        env={**os.environ, **RAY_SETTINGS},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_published_layout_takes_whole_nodes_of_a_real_cluster(layouts: dict[str, Any]) -> None:
+    found = layouts["published"]
+    assert found["per_node"] == {"rollout": [8] * 6, "actor": [8, 8], "test-rollout": [8]}
+    assert found["num_nodes"] == 9
+    assert found["num_runs"] == {"rollout": 6, "actor": 2, "test-rollout": 1}
+
+
+def test_a_layout_that_can_not_fit_is_refused_at_once_br_63(layouts: dict[str, Any]) -> None:
+    assert "needs 80 GPUs (rollout 64 + actor 16), the cluster has 72" in layouts["infeasible"]
