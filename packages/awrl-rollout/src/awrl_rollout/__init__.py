@@ -26,6 +26,7 @@ from awrl_rollout.faults import Fault, FaultKind
 from awrl_rollout.generation import GenerationConfig, GenerationStatistics, InterruptibleGenerator
 from awrl_rollout.groups import CompleteGroup, GroupPolicy
 from awrl_rollout.hooks import AcceptGroup, DiscardHook, GroupDropHook
+from awrl_rollout.logs import LOGGER_NAME
 from awrl_rollout.protocol import GenerateClient, GenerateRequest, GenerateResult, StopReason
 from awrl_rollout.resume import ControllerSnapshot
 from awrl_rollout.retry import RetryPolicy
@@ -73,6 +74,7 @@ __all__ = [
     "GroupPolicy",
     "GroupResult",
     "InterruptibleGenerator",
+    "LOGGER_NAME",
     "LocalWorker",
     "NotifyingWorker",
     "Outcome",

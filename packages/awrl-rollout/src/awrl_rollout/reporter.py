@@ -56,11 +56,13 @@ class Reporter:
 
     async def report(self) -> str:
         """Return one sentence: for whom the trainer waits, and where most slots are stuck."""
+        # Read before the workers answer: the trainer may go on meanwhile.
+        num_missing = max(0, self._num_wanted - self._parts.assembly.ready.num_episodes)
+        waiting_s = 0.0 if self._since_s is None else self._clock.time() - self._since_s
         workers = await self.worker_statistics()
-        now_s = self._clock.time()
         return describe_wait(
-            num_missing=max(0, self._num_wanted - self._parts.assembly.ready.num_episodes),
-            waiting_s=0.0 if self._since_s is None else now_s - self._since_s,
+            num_missing=num_missing,
+            waiting_s=waiting_s,
             num_slots=sum(worker.num_slots for worker in workers),
             views=[view for worker in workers for view in worker.slots],
             stuck_after_s=self._interval_s,

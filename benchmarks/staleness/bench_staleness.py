@@ -1,0 +1,52 @@
+"""Cost of the staleness manager: admit/finish pairs a second, and its independence of the flight.
+
+Run: `pytest benchmarks/staleness/bench_staleness.py -o python_files='bench_*.py'
+--benchmark-json=F`. Every round handles whole batches, so consume and publish are in the figure.
+"""
+
+import time
+
+import pytest
+from awrl_staleness import StalenessConfig, StalenessManager
+from pytest_benchmark.fixture import BenchmarkFixture
+
+BATCH = 128
+NUM_BATCHES = 100
+NUM_PAIRS = BATCH * NUM_BATCHES
+
+
+class Run:
+    """A manager with episodes in flight that never end, and ids for one round."""
+
+    def __init__(self, num_in_flight: int) -> None:
+        self.manager = StalenessManager(
+            StalenessConfig(
+                max_concurrent=num_in_flight + BATCH,
+                consumer_batch_size=num_in_flight + BATCH,
+                max_off_policyness=0,
+            )
+        )
+        for index in range(num_in_flight):
+            assert self.manager.try_admit(f"flying-{index}")
+        self.ids = [[f"{batch}-{index}" for index in range(BATCH)] for batch in range(NUM_BATCHES)]
+
+    def pairs(self) -> None:
+        """Admit and finish every id; each batch is consumed and published."""
+        manager = self.manager
+        for ids in self.ids:
+            for episode_id in ids:
+                manager.try_admit(episode_id)
+                manager.finish(episode_id)
+            manager.consume(ids)
+            manager.publish(manager.version + 1)
+
+
+@pytest.mark.parametrize("num_in_flight", [0, 1_280, 128_000])
+def test_admit_and_finish(benchmark: BenchmarkFixture, num_in_flight: int) -> None:
+    run = Run(num_in_flight)
+    cpu_started = time.process_time()
+    benchmark.pedantic(run.pairs, rounds=5, warmup_rounds=1)
+    cpu_s = (time.process_time() - cpu_started) / 6
+    benchmark.extra_info["pairs_per_s"] = round(NUM_PAIRS / benchmark.stats.stats.median)
+    benchmark.extra_info["pairs_per_cpu_s"] = round(NUM_PAIRS / cpu_s)
+    assert run.manager.statistics().num_running == num_in_flight

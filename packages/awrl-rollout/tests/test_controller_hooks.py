@@ -1,0 +1,291 @@
+"""What the controller tells its caller: discards, drops, breaker, bounds, generation."""
+
+from collections.abc import Sequence
+
+import pytest
+from awrl_rollout import (
+    BatchTimeoutError,
+    ControllerConfig,
+    EpisodeRecord,
+    EpisodeRequest,
+    FaultKind,
+    FaultShareError,
+    GroupPolicy,
+    LocalWorker,
+    RolloutController,
+    StarvedError,
+    VirtualClock,
+    WorkflowExecutor,
+)
+from awrl_rollout.testing import (
+    ScriptedWorker,
+    endless_groups,
+    make_group,
+    scripted_workflow,
+    settle,
+)
+from awrl_staleness import CapacityExceededError, StalenessConfig, StalenessManager
+
+
+def limits(batch: int = 2, eta: int = 0) -> StalenessManager:
+    return StalenessManager(
+        StalenessConfig(max_concurrent=100, consumer_batch_size=batch, max_off_policyness=eta)
+    )
+
+
+class Ears:
+    """Remembers what the hooks heard."""
+
+    def __init__(self) -> None:
+        self.discarded: list[tuple[str, str]] = []
+        self.dropped: list[tuple[str, str]] = []
+
+    def hear_records(self, records: Sequence[EpisodeRecord], reason: str) -> None:
+        self.discarded += [(record.episode_id, reason.split(":")[0]) for record in records]
+
+    def hear_group(self, group_id: str, reason: str) -> None:
+        self.dropped.append((group_id, reason))
+
+
+def test_each_record_that_no_batch_will_hold_is_told_once_with_its_reason() -> None:
+    ears, worker, clock = Ears(), ScriptedWorker(num_slots=8), VirtualClock()
+
+    async def main() -> None:
+        async with RolloutController(
+            [worker],
+            limits(),
+            source=endless_groups(2),
+            config=ControllerConfig(
+                group=GroupPolicy(max_refills=0, when_incomplete="drop"), episode_deadline_s=50.0
+            ),
+            accept_group=lambda records: "zero variance" if records[0].group_id == "g1" else None,
+            on_discarded=ears.hear_records,
+            on_group_dropped=ears.hear_group,
+            clock=clock,
+        ) as controller:
+            await settle()
+            worker.fail("g0/0")
+            worker.succeed("g0/1")
+            await settle()
+            worker.succeed("g1/0")
+            worker.succeed("g1/1")
+            await settle()
+            late = worker.requests["g2/0"]
+            worker.forget("g2/0")
+            await clock.sleep(60.0)
+            worker.requests["g2/0"] = late
+            worker.succeed("g2/0")
+            await settle()
+            assert controller.statistics().num_duplicates == 1
+
+    clock.run(main())
+    assert ears.discarded[:4] == [
+        ("g0/0", "browser_lost at script"),
+        ("g0/1", "incomplete"),
+        ("g1/0", "zero variance"),
+        ("g1/1", "zero variance"),
+    ]
+    assert ("g2/0", "timeout at controller") in ears.discarded
+    assert ("g2/0", "late") in ears.discarded
+    assert ears.dropped[:2] == [("g0", "incomplete"), ("g1", "zero variance")]
+
+
+def test_closing_tells_of_everything_that_was_open() -> None:
+    ears, worker, clock = Ears(), ScriptedWorker(num_slots=8), VirtualClock()
+
+    async def main() -> None:
+        async with RolloutController(
+            [worker],
+            limits(batch=4),
+            source=endless_groups(2),
+            on_discarded=ears.hear_records,
+            on_group_dropped=ears.hear_group,
+            clock=clock,
+        ):
+            await settle()
+            worker.succeed("g0/0")
+            await settle()
+
+    clock.run(main())
+    assert sorted(key for key, _ in ears.discarded) == ["g0/0", "g0/1", "g1/0", "g1/1"]
+    assert ears.dropped == [
+        ("g0", "the controller was closed"),
+        ("g1", "the controller was closed"),
+    ]
+
+
+def test_the_breaker_stops_admission_and_the_trainer() -> None:
+    worker, clock = ScriptedWorker(num_slots=8), VirtualClock()
+
+    async def main() -> None:
+        async with RolloutController(
+            [worker],
+            limits(),
+            source=endless_groups(1),
+            config=ControllerConfig(max_fault_share=0.5, fault_window=4),
+            clock=clock,
+        ) as controller:
+            await settle()
+            for _ in range(4):
+                worker.fail(next(iter(worker.requests)), FaultKind.SITE_BLOCKED)
+                await settle()
+            with pytest.raises(FaultShareError, match="site_blocked 4"):
+                await controller.prepare_batch(2)
+            num_seen = len(worker.seen)
+            worker.fail(next(iter(worker.requests)), FaultKind.SITE_BLOCKED)
+            await settle()
+            assert len(worker.seen) == num_seen
+
+    clock.run(main())
+
+
+def test_br05_no_entry_point_starts_training_without_capacity() -> None:
+    worker, clock = ScriptedWorker(num_slots=8), VirtualClock()
+
+    async def main() -> None:
+        manager = limits()
+        async with RolloutController(
+            [worker], manager, source=endless_groups(2), clock=clock
+        ) as controller:
+            await settle()
+            assert len(worker.requests) == 2
+            controller.submit(make_group("mine", 2))
+            controller.resume_admission()
+            controller.nudge("worker")
+            controller.add_worker(ScriptedWorker("second", num_slots=8))
+            await settle()
+            assert len(worker.seen) == 2
+            manager.enqueue("by hand")
+            with pytest.raises(CapacityExceededError):
+                manager.start("by hand")
+
+    clock.run(main())
+
+
+def test_br05_eleven_hundred_finished_episodes_wait_for_a_late_consumer() -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        async with (
+            WorkflowExecutor(scripted_workflow(), num_slots=50, clock=clock) as executor,
+            RolloutController(
+                [LocalWorker(executor)], limits(1100), source=endless_groups(1), clock=clock
+            ) as controller,
+        ):
+            await clock.sleep(100.0)
+            assert controller.statistics().num_ready_groups == 1100
+            batch = await controller.prepare_batch(1100)
+            assert batch.num_episodes == len({group.group_id for group in batch}) == 1100
+
+    clock.run(main())
+
+
+class Generation:
+    """A generation client that says when it is paused."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name = name
+        self.log = log
+
+    def pause(self) -> None:
+        self.log.append(f"pause {self.name}")
+
+    def resume(self) -> None:
+        self.log.append(f"resume {self.name}")
+
+
+def test_br16_all_clients_pause_before_the_weights_and_resume_after_an_error() -> None:
+    log: list[str] = []
+    clock = VirtualClock()
+
+    async def main() -> None:
+        executors = [WorkflowExecutor(scripted_workflow(), num_slots=1, name=name) for name in "ab"]
+        workers = [
+            LocalWorker(executor, generation=Generation(executor.name, log))
+            for executor in executors
+        ]
+        async with RolloutController(workers, limits(), clock=clock) as controller:
+            with pytest.raises(OSError, match="broadcast"):
+                await update(controller, log)
+
+    clock.run(main())
+    assert sorted(log[:2]) == ["pause a", "pause b"]
+    assert log[2] == "weights"
+    assert sorted(log[3:]) == ["resume a", "resume b"]
+
+
+async def update(controller: RolloutController, log: list[str]) -> None:
+    await controller.pause_generation()
+    try:
+        log.append("weights")
+        raise OSError("the broadcast failed")
+    finally:
+        await controller.resume_generation()
+
+
+def test_without_any_worker_the_trainer_hears_of_it() -> None:
+    worker, clock = ScriptedWorker(), VirtualClock()
+
+    async def main() -> None:
+        async with RolloutController(
+            [worker], limits(), source=endless_groups(2), clock=clock
+        ) as controller:
+            await settle()
+            worker.die()
+            with pytest.raises(StarvedError, match="0 episodes in flight on 0 workers"):
+                await controller.prepare_batch(2)
+
+    clock.run(main())
+
+
+def test_evaluation_can_be_submitted_and_waited_for_apart() -> None:
+    worker, clock = ScriptedWorker(num_slots=1), VirtualClock()
+
+    async def main() -> None:
+        async with RolloutController([worker], limits(), clock=clock) as controller:
+            items = [EpisodeRequest(episode_id=name, group_id="v", is_eval=True) for name in "ab"]
+            controller.submit(items)
+            with pytest.raises(ValueError, match="must be new"):
+                controller.submit(items[:1])
+            await settle()
+            assert list(worker.requests) == ["a"]
+            worker.succeed("a")
+            await settle()
+            worker.fail("b")
+            records = await controller.wait(["b", "a"], timeout_s=5)
+            assert [record.has_ended_well for record in records] == [False, True]
+            with pytest.raises(LookupError, match="'a'"):
+                await controller.wait(["a"])
+
+    clock.run(main())
+
+
+def test_an_error_of_the_body_leaves_the_block_as_itself() -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        async with RolloutController([ScriptedWorker()], limits(), clock=clock):
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        clock.run(main())
+
+
+def test_a_broken_hook_ends_the_run_loudly() -> None:
+    worker, clock = ScriptedWorker(), VirtualClock()
+
+    def broken(records: Sequence[EpisodeRecord]) -> str | None:
+        raise ZeroDivisionError("hook")
+
+    async def main() -> None:
+        async with RolloutController(
+            [worker], limits(), source=endless_groups(1), accept_group=broken, clock=clock
+        ) as controller:
+            await settle()
+            worker.succeed("g0/0")
+            with pytest.raises(BatchTimeoutError):
+                await controller.prepare_batch(2, timeout_s=1000)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        clock.run(main())
+    assert caught.group_contains(ZeroDivisionError, match="hook")
