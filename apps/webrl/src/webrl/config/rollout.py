@@ -99,6 +99,8 @@ class TestRolloutConfig:
     """Its own servers: one GPU each, or one CPU process each where the cluster has no GPU."""
     num_seeds: int = 128
     """Held-out seeds of one evaluation, spread over the tasks."""
+    num_final_seeds: int = 512
+    """Held-out seeds of the one evaluation after the last update; 0 skips it."""
     interval_s: float = 120.0
     """Least time from the start of one evaluation to the start of the next, in seconds."""
     temperature: float = 0.0
@@ -115,6 +117,7 @@ class TestRolloutConfig:
         rules = Rules()
         rules.at_least("n_gpus", self.n_gpus, 1, "Use test_rollout.enabled=false for none.")
         rules.at_least("num_seeds", self.num_seeds, 1, "An evaluation needs a seed.")
+        rules.at_least("num_final_seeds", self.num_final_seeds, 0, "Use 0 to skip it.")
         rules.at_least("interval_s", self.interval_s, 0, "Use 0 for back to back.")
         rules.at_least("temperature", self.temperature, 0, "Use 0 for greedy.")
         rules.at_least("max_concurrent", self.max_concurrent, 1, "Allow one episode at least.")

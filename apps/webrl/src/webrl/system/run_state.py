@@ -37,6 +37,11 @@ class RunFolders:
         return self.root / "checkpoints" / "policy"
 
     @property
+    def published(self) -> Path:
+        """Return the folder through which weights travel with ``weight_update_mode = "disk"``."""
+        return self.root / "published"
+
+    @property
     def logs(self) -> Path:
         """Return the folder of the servers' logs."""
         return self.root / "logs"

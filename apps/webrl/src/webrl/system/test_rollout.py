@@ -58,6 +58,16 @@ class TestRolloutSpec:
     """Limit of one evaluation; episodes still running then count as faults."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A complete policy checkpoint."""
+
+    path: Path
+    """Its folder, absolute."""
+    version: int
+    """Weight version."""
+
+
 def evaluation_requests(spec: TestRolloutSpec, label: str) -> list[EpisodeRequest]:
     """Return the fixed episodes of one evaluation: seeds 0, 1, 2, ... over the tasks in turn.
 
@@ -160,9 +170,8 @@ class TestRolloutManager:
             target=self._run, name="test-rollout", daemon=True
         )
 
-    @property
-    def wants_checkpoint(self) -> bool:
-        """Whether a fresher checkpoint would be evaluated at once; read once by the trainer."""
+    def takes_checkpoint(self) -> bool:
+        """Return whether a fresh checkpoint would be evaluated at once, and forget the wish."""
         is_wanted = self._wants_checkpoint.is_set()
         self._wants_checkpoint.clear()
         return is_wanted
@@ -215,30 +224,62 @@ class TestRolloutManager:
                     task.cancel()
 
     async def _evaluate(self, path: Path, version: int) -> None:
-        started = time.monotonic()
-        for url in self._server_urls:
-            async with SGLangClient(url) as client:
-                await client.update_weights_from_disk(
-                    str(path), weight_version=version, flush_cache=True
-                )
-        records = await run_evaluation(
+        result = await evaluate_snapshot(
+            self._spec,
             self._worker,
-            evaluation_requests(self._spec, f"eval-{version}"),
-            deadline_s=self._spec.deadline_s,
-        )
-        outcomes = outcomes_of(records)
-        result = summarise(
-            outcomes,
-            version=version,
-            checkpoint=str(path),
-            num_faults=self._spec.num_seeds - len(outcomes),
-            duration_s=time.monotonic() - started,
+            self._server_urls,
+            Snapshot(path=path, version=version),
             previous=self._previous,
         )
         self._previous = result
-        with self._results.open("ab") as file:
-            file.write(msgspec.json.encode(result) + b"\n")
+        append_result(self._results, result)
         self._on_result(result)
+
+
+async def evaluate_snapshot(
+    spec: TestRolloutSpec,
+    worker: WorkerHandle,
+    server_urls: Sequence[str],
+    snapshot: Snapshot,
+    *,
+    previous: EvaluationResult | None,
+) -> EvaluationResult:
+    """Load one checkpoint into every test server and evaluate it.
+
+    Args:
+        spec: What is evaluated.
+        worker: Runs the episodes.
+        server_urls: Servers of the test role.
+        snapshot: The checkpoint.
+        previous: Earlier result for the paired comparison.
+
+    Raises:
+        RolloutError: A server refused the checkpoint, or gave no answer.
+        EngineCallError: The worker is gone.
+    """
+    started = time.monotonic()
+    for url in server_urls:
+        async with SGLangClient(url) as client:
+            await client.update_weights_from_disk(
+                str(snapshot.path), weight_version=snapshot.version, flush_cache=True
+            )
+    requests = evaluation_requests(spec, f"eval-{snapshot.version}-{spec.num_seeds}")
+    records = await run_evaluation(worker, requests, deadline_s=spec.deadline_s)
+    outcomes = outcomes_of(records)
+    return summarise(
+        outcomes,
+        version=snapshot.version,
+        checkpoint=str(snapshot.path),
+        num_faults=spec.num_seeds - len(outcomes),
+        duration_s=time.monotonic() - started,
+        previous=previous,
+    )
+
+
+def append_result(path: Path, result: EvaluationResult) -> None:
+    """Append one result to a JSON-lines file."""
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(result) + b"\n")
 
 
 async def _as_coroutine(work: Awaitable[None]) -> None:

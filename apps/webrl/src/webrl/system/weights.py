@@ -6,12 +6,23 @@ Invariant: every call of the source reaches all ranks, so that their collectives
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
 from awrl_rollout import ServerRefusedError, SGLangClient, WeightBucket
-from awrl_trainer import Bucket, BucketTiming, GroupMembership, GroupRequest, PublishPlan
+from awrl_trainer import (
+    Bucket,
+    BucketTiming,
+    GroupMembership,
+    GroupRequest,
+    PublishPlan,
+    PublishReport,
+)
 
 from webrl.system.scheduler import RayScheduler, WorkerHandle
+from webrl.system.task_scope import task_scope
 
 CALL_DEADLINE_S = 300.0
 """Above the publisher's own deadlines, which are the ones that bind."""
@@ -59,6 +70,85 @@ class RayWeightSource:
             self._ranks, method, *args, timeout_s=CALL_DEADLINE_S
         )
         return answers[0]
+
+
+class WeightPublisher(Protocol):
+    """Brings every rollout server to the trainer's weights."""
+
+    async def publish(self, version: int) -> PublishReport:
+        """Publish the current weights as ``version``."""
+        ...
+
+
+class DiskWeights:
+    """``weight_update_mode = "disk"``: a snapshot that every server loads.
+
+    Generation goes on while the snapshot is written; it pauses only for the load.
+    """
+
+    def __init__(
+        self,
+        scheduler: RayScheduler,
+        ranks: Sequence[WorkerHandle],
+        receivers: Sequence[SGLangReceiver],
+        root: Path,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Publish through a folder that trainer and servers share.
+
+        Args:
+            scheduler: Fans calls out to the ranks.
+            ranks: Every rank of the update engine.
+            receivers: The rollout servers.
+            root: Folder of the published snapshots; the newest one stays.
+            clock: Seconds, for the report.
+        """
+        self._scheduler = scheduler
+        self._ranks = ranks
+        self._receivers = receivers
+        self._root = root
+        self._clock = clock
+
+    async def publish(self, version: int) -> PublishReport:
+        """Write a snapshot, pause every server, load, and go on.
+
+        Raises:
+            EngineCallError: The snapshot could not be written.
+            RolloutError: A server refused it, or gave no answer.
+        """
+        written = self._clock()
+        paths = await self._scheduler.async_call_engine(
+            self._ranks, "write_snapshot", str(self._root), 1, timeout_s=CALL_DEADLINE_S
+        )
+        folder = Path(paths[0])
+        started = self._clock()
+        try:
+            await self._each("pause_generation")
+            paused = self._clock()
+            await self._each("load_from_disk", str(folder), version)
+            loaded = self._clock()
+        finally:
+            await self._each("continue_generation")
+        ended = self._clock()
+        return PublishReport(
+            version=version,
+            receivers=tuple(receiver.name for receiver in self._receivers),
+            quarantined={},
+            num_bytes=(folder / "model.safetensors").stat().st_size,
+            handshake_s=0.0,
+            pause_s=paused - started,
+            gather_s=started - written,
+            broadcast_s=0.0,
+            switch_s=loaded - paused,
+            resume_s=ended - loaded,
+            window_s=ended - started,
+            verify_s=0.0,
+        )
+
+    async def _each(self, method: str, *args: object) -> None:
+        async with task_scope() as group:
+            for receiver in self._receivers:
+                group.create_task(getattr(receiver, method)(*args))
 
 
 class SGLangReceiver:
@@ -110,6 +200,10 @@ class SGLangReceiver:
             # Requests were aborted by the pause, so nothing runs on the prefix cache.
             flush_cache=weight_version is not None,
         )
+
+    async def load_from_disk(self, path: str, version: int) -> None:
+        """Load a snapshot; the prefix cache of the weights before goes."""
+        await self._client.update_weights_from_disk(path, weight_version=version, flush_cache=True)
 
     async def continue_generation(self) -> None:
         """Generate again."""

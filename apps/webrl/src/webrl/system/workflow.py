@@ -10,8 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import base64
-import math
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -32,6 +30,7 @@ from awrl_rollout import (
 from webrl.actions import InvalidAction, parse_action
 from webrl.browser import BrowserFault, BrowserPool, BrowserSession, Observation, StepOutcome
 from webrl.policy import PolicyProcessor
+from webrl.system.latency import page_latency_s
 from webrl.system.task_scope import task_scope
 from webrl.system.trajectory import EpisodeTask, ImageRef, Step, Trajectory
 from webrl.tasks import Task
@@ -50,7 +49,7 @@ BROWSER_FAULTS: Mapping[str, FaultKind] = {
 
 
 class Generator(Protocol):
-    """Answers one request in full; an ``InterruptibleGenerator`` or a router over several."""
+    """Answers one request in full, such as an ``InterruptibleGenerator``."""
 
     async def generate(
         self, request: GenerateRequest, *, deadline_s: float | None = None
@@ -93,21 +92,8 @@ class _Episode:
     images: list[tuple[ImageRef, str]] = field(default_factory=list[tuple[ImageRef, str]])
 
 
-def page_latency_s(config: WorkflowConfig, payload: EpisodeTask, step: int) -> float:
-    """Return the artificial wait of one step: lognormal, fixed by task, seed and step.
-
-    Args:
-        config: Mean and coefficient of variation.
-        payload: Names the episode; siblings wait alike.
-        step: Index of the step.
-    """
-    variance = math.log1p(config.page_latency_cv**2)
-    rng = random.Random(f"{payload.task}#{payload.seed}#{step}")
-    return config.page_latency_s * math.exp(rng.gauss(-variance / 2, math.sqrt(variance)))
-
-
 class WebTaskWorkflow:
-    """Runs web tasks in the slots of one worker. Awaited by the executor for each episode."""
+    """Runs web tasks in the slots of one worker."""
 
     def __init__(
         self,
@@ -183,9 +169,8 @@ class WebTaskWorkflow:
                 FaultKind.GENERATION_ERROR, str(error), boundary="generation"
             ) from error
         except PixelStoreError as error:
-            raise EpisodeFaultError(
-                FaultKind.WORKFLOW_ERROR, str(error), boundary="pixelstore"
-            ) from error
+            kind = FaultKind.WORKFLOW_ERROR
+            raise EpisodeFaultError(kind, str(error), boundary="pixelstore") from error
         finally:
             if not is_done:
                 await self._release(request.episode_id)
@@ -257,7 +242,13 @@ class WebTaskWorkflow:
         action = parse_action(text)
         episode.context.enter("act", site=episode.task.full_name)
         if self._config.page_latency_s > 0:
-            await clock.sleep(page_latency_s(self._config, episode.payload, len(episode.steps)))
+            wait_s = page_latency_s(
+                episode.payload,
+                len(episode.steps),
+                mean_s=self._config.page_latency_s,
+                cv=self._config.page_latency_cv,
+            )
+            await clock.sleep(wait_s)
         outcome = await episode.session.step(action)
         episode.images.append((image, data_uri))
         episode.steps.append(
@@ -307,5 +298,4 @@ class WebTaskWorkflow:
         try:
             await self._pixels.release_async(episode_id)
         except PixelStoreError:
-            # The lease expires by the store's own clock; the fault under way matters more.
-            return
+            return  # The lease expires by the store's own clock; the fault matters more.

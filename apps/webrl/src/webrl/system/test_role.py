@@ -1,0 +1,108 @@
+"""The test rollout of one run: background evaluations, and one at the end on more seeds."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from awrl_trainer import latest_complete_checkpoint
+
+from webrl.config import WebRLConfig
+from webrl.system import mapping
+from webrl.system.evaluation import EvaluationResult
+from webrl.system.launch import System
+from webrl.system.live_view import LiveView
+from webrl.system.run_state import RunFolders
+from webrl.system.scheduler import WorkerHandle
+from webrl.system.test_rollout import (
+    Snapshot,
+    TestRolloutManager,
+    TestRolloutSpec,
+    append_result,
+    evaluate_snapshot,
+)
+
+STOP_S = 3.0
+"""The evaluation thread ends within one poll; its worker is killed otherwise."""
+
+
+class TestRole:
+    """Starts and ends the evaluation of a run."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        config: WebRLConfig,
+        folders: RunFolders,
+        system: System,
+        worker: WorkerHandle,
+        view: LiveView,
+    ) -> None:
+        """Start the background evaluation.
+
+        Args:
+            config: The run's.
+            folders: Where checkpoints and results lie.
+            system: The started roles.
+            worker: The test role's rollout worker.
+            view: Shows each result.
+        """
+        section = config.test_rollout
+        self._config = config
+        self._folders = folders
+        self._urls = system.test_urls
+        self._worker = worker
+        self._view = view
+        self._spec = TestRolloutSpec(
+            tasks=tuple(task.full_name for task in mapping.test_tasks(config)),
+            num_seeds=section.num_seeds,
+            interval_s=section.interval_s,
+            is_greedy=section.temperature == 0,
+        )
+        self._manager = TestRolloutManager(
+            spec=self._spec,
+            checkpoints=folders.policies,
+            results=folders.evaluations,
+            server_urls=self._urls,
+            worker=worker,
+            on_result=self._show,
+        )
+        self._manager.start()
+
+    def takes_checkpoint(self) -> bool:
+        """Return whether a fresh checkpoint would be evaluated at once; asked once per step."""
+        return self._manager.takes_checkpoint()
+
+    def close(self) -> None:
+        """End the background evaluation."""
+        self._manager.close(STOP_S)
+
+    async def evaluate_last(self, version: int) -> None:
+        """Evaluate the newest checkpoint on the final seeds, once training is over.
+
+        Args:
+            version: Its weight version.
+
+        Raises:
+            RolloutError: The server refused the checkpoint, or gave no answer.
+            EngineCallError: The worker is gone.
+        """
+        num_seeds = self._config.test_rollout.num_final_seeds
+        path = latest_complete_checkpoint(self._folders.policies)
+        await asyncio.to_thread(self.close)
+        if not num_seeds or path is None:
+            return
+        self._view.note(f"evaluating version {version} on {num_seeds} held-out seeds")
+        result = await evaluate_snapshot(
+            replace(self._spec, num_seeds=num_seeds),
+            self._worker,
+            self._urls,
+            Snapshot(path=path, version=version),
+            previous=None,
+        )
+        append_result(self._folders.evaluations, result)
+        self._show(result)
+
+    def _show(self, result: EvaluationResult) -> None:
+        self._view.evaluated(result.version, result.mean, result.low, result.high)
