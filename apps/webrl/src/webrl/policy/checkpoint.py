@@ -132,7 +132,7 @@ def build_model_config(
         "intermediate_size": config.vision_intermediate_size,
         "num_heads": config.vision_heads,
         "patch_size": config.patch_px,
-        "spatial_merge_size": 1,
+        "spatial_merge_size": config.merge,
         "temporal_patch_size": 2,
         "out_hidden_size": config.hidden_size,
         "num_position_embeddings": 256,
@@ -169,9 +169,9 @@ def _save_image_processor(out: Path, config: InitPolicyConfig) -> None:
     # White becomes 0: the pages are white, and a large constant patch would hide the rest.
     processor = Qwen2VLImageProcessorPil(
         patch_size=config.patch_px,
-        merge_size=1,
+        merge_size=config.merge,
         temporal_patch_size=2,
-        min_pixels=config.patch_px**2,
+        min_pixels=(config.patch_px * config.merge) ** 2,
         max_pixels=config.max_pixels,
         image_mean=[1.0, 1.0, 1.0],
         image_std=[0.25, 0.25, 0.25],

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-PAGE_KINDS = ("button", "dialog", "sequence")
-"""Kinds of synthetic pages that the warm-up can draw."""
+PAGE_KINDS = ("button", "dialog", "sequence", "field", "section")
+"""Kinds of synthetic pages that the warm-up can draw: click the button that a goal names, close a
+dialog by its cross, click two buttons in order, click a text field, open a section and submit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +60,15 @@ class ActionGrid:
 class WarmupConfig:
     """Supervised warm-up on synthetic pages."""
 
-    num_updates: int = 200
+    num_updates: int = 80
     """Optimizer updates; 0 leaves the weights random."""
     batch_size: int = 48
     """Pages per update."""
-    learning_rate: float = 1.0e-3
+    learning_rate: float = 2.0e-3
     """Peak learning rate of AdamW; linear warm-up over 10 updates, then linear decay to a tenth."""
-    page_kinds: tuple[str, ...] = PAGE_KINDS
-    """Kinds of pages, drawn in turn."""
+    page_kinds: tuple[str, ...] = ("field", "dialog", "section")
+    """Kinds of pages, drawn in turn; the default ones need no reading, which a policy of this size
+    does not learn in so few pages."""
 
     def __post_init__(self) -> None:
         """Refuse counts and kinds that cannot be trained on."""
@@ -77,7 +79,7 @@ class WarmupConfig:
             msg = f"batch_size must be >= 1, got {self.batch_size}. Use 48."
             raise ValueError(msg)
         if not self.learning_rate > 0:
-            msg = f"learning_rate must be > 0, got {self.learning_rate}. Use 1e-3."
+            msg = f"learning_rate must be > 0, got {self.learning_rate}. Use 2e-3."
             raise ValueError(msg)
         unknown = sorted(set(self.page_kinds) - set(PAGE_KINDS))
         if unknown or not self.page_kinds:
@@ -111,7 +113,9 @@ class InitPolicyConfig:
     vision_intermediate_size: int = 128
     """Width of the vision model's MLP."""
     patch_px: int = 16
-    """Edge of a vision patch, pixels of the resized screenshot; one image token per patch."""
+    """Edge of a vision patch, pixels of the resized screenshot."""
+    merge: int = 1
+    """Edge of the square of patches that becomes one image token."""
     max_pixels: int = 80 * 112
     """Largest area of a resized screenshot, pixels; 80 * 112 halves the laptop viewport."""
     initializer_range: float = 0.08
@@ -141,9 +145,13 @@ class InitPolicyConfig:
                 f"({2 * self.vision_heads}), got {self.vision_hidden_size}. Use 64 with 4 heads."
             )
             raise ValueError(msg)
-        if self.max_pixels < self.patch_px**2:
+        if self.merge < 1:
+            msg = f"merge must be >= 1, got {self.merge}. Use 1 for one token per patch."
+            raise ValueError(msg)
+        smallest = (self.patch_px * self.merge) ** 2
+        if self.max_pixels < smallest:
             msg = (
-                f"max_pixels must be at least one patch ({self.patch_px**2}), "
+                f"max_pixels must be at least one merged patch ({smallest}), "
                 f"got {self.max_pixels}. Use {80 * 112}."
             )
             raise ValueError(msg)

@@ -46,7 +46,7 @@ class SyntheticPage:
     previous_actions: tuple[str, ...]
     """Actions so far, oldest first."""
     solutions: tuple[str, ...]
-    """Every action text that hits the target, at least one."""
+    """Every action text that hits the target, at least one; nearest to its middle first."""
 
 
 class PageFactory:
@@ -59,6 +59,8 @@ class PageFactory:
             "button": self._button_page,
             "dialog": self._dialog_page,
             "sequence": self._sequence_page,
+            "field": self._field_page,
+            "section": self._section_page,
         }
         self._makers = [makers[kind] for kind in kinds]
         self._next = 0
@@ -74,9 +76,7 @@ class PageFactory:
 
     def _button_page(self) -> SyntheticPage | None:
         canvas, owner = self._two_buttons()
-        target = int(self._rng.integers(2))
-        goal = f"Click button {_BUTTON_WORDS[target]}."
-        return self._page(canvas, goal, (), owner == target + 1)
+        return self._page(canvas, f"Click button {_BUTTON_WORDS[0]}.", (), owner == 1)
 
     def _sequence_page(self) -> SyntheticPage | None:
         canvas, owner = self._two_buttons()
@@ -106,11 +106,54 @@ class PageFactory:
         canvas.rectangle(close, _grey(rng, 230, 250), (180, 180, 180))
         canvas.cross(close, _grey(rng, 40, 110))
         for line in range(int(rng.integers(1, 4))):
-            text = "".join(rng.choice(list("abcdelmnorstu    "), size=int(rng.integers(8, 16))))
-            canvas.text((left + 7, bar[3] + 6 + 12 * line), text, 10, (51, 51, 51))
-        mask = np.zeros((self._grid.viewport_height, self._grid.viewport_width), dtype=bool)
-        mask[close[1] : close[3], close[0] : close[2]] = True
-        return self._page(canvas, 'Close the dialog box by clicking the "x".', (), mask)
+            canvas.text((left + 7, bar[3] + 6 + 12 * line), _gibberish(rng, 14), 10, (51, 51, 51))
+        goal = 'Close the dialog box by clicking the "x".'
+        return self._page(canvas, goal, (), self._mask(close))
+
+    def _field_page(self) -> SyntheticPage | None:
+        canvas = _Canvas(self._grid)
+        rng = self._rng
+        width, height = int(rng.integers(100, 141)), int(rng.integers(17, 28))
+        left = int(rng.integers(1, PAGE_WIDTH_PX - width))
+        top = int(rng.integers(GOAL_BAR_PX + 4, PAGE_HEIGHT_PX - height - 3))
+        field = (left, top, left + width, top + height)
+        canvas.rectangle(field, (255, 255, 255), _grey(rng, 90, 150))
+        return self._page(canvas, "Focus into the textbox.", (), self._mask(field))
+
+    def _section_page(self) -> SyntheticPage | None:
+        canvas = _Canvas(self._grid)
+        rng = self._rng
+        top = GOAL_BAR_PX + int(rng.integers(2, 7))
+        header = (3, top, PAGE_WIDTH_PX - 4, top + int(rng.integers(14, 21)))
+        canvas.rectangle(header, (0, 127, 255), (0, 62, 255))
+        canvas.text((6, top + 2), f"Section #{int(rng.integers(1, 99))}", 11, (255, 255, 255))
+        bottom = header[3]
+        is_open = bool(rng.random() < 0.6)
+        if is_open:
+            num_lines = int(rng.integers(3, 7))
+            canvas.rectangle(
+                (4, bottom, PAGE_WIDTH_PX - 5, bottom + 11 * num_lines + 4),
+                (255, 255, 255),
+                (0, 0, 0),
+            )
+            for line in range(num_lines):
+                canvas.text((6, bottom + 1 + 11 * line), _gibberish(rng, 24), 10, (0, 0, 0))
+            bottom += 11 * num_lines + 4
+        width, height = int(rng.integers(80, 106)), int(rng.integers(26, 36))
+        left = int(rng.integers(2, PAGE_WIDTH_PX - width - 1))
+        above = bottom + int(rng.integers(6, 50))
+        button = (left, above, left + width, above + height)
+        if button[3] > PAGE_HEIGHT_PX:
+            return None
+        canvas.rectangle(button, _grey(rng, 220, 245), _grey(rng, 90, 150))
+        canvas.centred_text(button, "Submit", int(rng.integers(11, 15)))
+        opened = self._clicks(self._mask(header))
+        if not opened:
+            return None
+        previous = (str(rng.choice(opened)),) if is_open else ()
+        target = self._mask(button if is_open else header)
+        goal = "Expand the section below and click submit."
+        return self._page(canvas, goal, previous, target)
 
     def _two_buttons(self) -> tuple[_Canvas, np.ndarray]:
         canvas = _Canvas(self._grid)
@@ -127,6 +170,11 @@ class PageFactory:
             owner[top : top + size, left : left + size] = index + 1
         return canvas, owner
 
+    def _mask(self, box: Box) -> np.ndarray:
+        mask = np.zeros((self._grid.viewport_height, self._grid.viewport_width), dtype=bool)
+        mask[box[1] : box[3], box[0] : box[2]] = True
+        return mask
+
     def _page(
         self, canvas: _Canvas, goal: str, previous: tuple[str, ...], target: np.ndarray
     ) -> SyntheticPage | None:
@@ -139,6 +187,10 @@ class PageFactory:
     def _clicks(self, target: np.ndarray) -> list[str]:
         half, step = self._grid.bin_px // 2, self._grid.bin_px
         hits = np.argwhere(target[half::step, half::step])
+        if len(hits):
+            middle = np.argwhere(target).mean(axis=0)
+            distance = np.square(hits * step + half - middle).sum(axis=1)
+            hits = hits[np.argsort(distance, kind="stable")]
         xs, ys = self._grid.x_values(), self._grid.y_values()
         return [click_text(xs[column], ys[row]) for row, column in hits.tolist()]
 
@@ -190,6 +242,11 @@ class _Canvas:
 @lru_cache(maxsize=32)
 def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)
+
+
+def _gibberish(rng: np.random.Generator, length: int) -> str:
+    letters = rng.choice(list("abcdelmnorstu    "), size=int(rng.integers(length // 2, length + 1)))
+    return "".join(letters)
 
 
 def _grey(rng: np.random.Generator, low: int, high: int) -> tuple[int, int, int]:

@@ -63,7 +63,7 @@ def warm_up(
     model.train()
     for _ in range(settings.num_updates):
         drawn = [pages.draw() for _ in range(settings.batch_size)]
-        actions = [str(rng.choice(page.solutions)) for page in drawn]
+        actions = [page.solutions[0] for page in drawn]
         loss = action_loss(model, supervised_batch(processor, drawn, actions), processor)
         optimizer.zero_grad()
         loss.backward()
