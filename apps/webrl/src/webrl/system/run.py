@@ -112,6 +112,8 @@ class Run:
                 self._deadline = time.monotonic() + config.time_limit_s - progress.train_s
             self._view.note("training")
             await self._train(trainer, supervisor, recorder, test)
+            if self._controller is not None:
+                self._controller.pause_admission()
             await recorder.save(progress)
             if test is not None:
                 await test.evaluate_last(progress.version)

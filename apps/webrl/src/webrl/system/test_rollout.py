@@ -105,6 +105,7 @@ async def run_evaluation(
     """
     await call_worker(worker, "submit", list(requests), timeout_s=CALL_DEADLINE_S)
     records: dict[str, EpisodeRecord] = {}
+    wanted = {request.episode_id for request in requests}
     deadline = time.monotonic() + deadline_s
     acknowledged: list[str] = []
     while len(records) < len(requests) and time.monotonic() < deadline:
@@ -113,7 +114,8 @@ async def run_evaluation(
             worker, "take_finished", acknowledged, timeout_s=CALL_DEADLINE_S
         )
         acknowledged = [record.episode_id for record in fresh]
-        records.update({record.episode_id: record for record in fresh})
+        # An evaluation that was given up may have left records of its own behind.
+        records.update({r.episode_id: r for r in fresh if r.episode_id in wanted})
     late = [r.episode_id for r in requests if r.episode_id not in records]
     if late:
         await call_worker(worker, "cancel", late, timeout_s=CALL_DEADLINE_S)
