@@ -1,6 +1,7 @@
 """Several nodes: each puts to its own shard, and everybody reads everything."""
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,14 +24,19 @@ def nodes() -> Iterator[list[str]]:
     """Two nodes of one CPU each on this machine."""
     if ray.is_initialized():
         ray.shutdown()
-    arguments = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args=arguments)
-    cluster.add_node(**arguments)
-    ray.init(address=cluster.address, log_to_driver=False)
-    cluster.wait_for_nodes()
-    yield sorted(node["NodeID"] for node in ray.nodes())
-    ray.shutdown()
-    cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="r") as folder:
+        # A cluster announces itself below this folder; elsewhere others would join it unasked.
+        patch.setenv("RAY_TMPDIR", folder)
+        cluster = Cluster()
+        try:
+            for _ in range(2):
+                cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+            ray.init(address=cluster.address, log_to_driver=False)
+            cluster.wait_for_nodes()
+            yield sorted(node["NodeID"] for node in ray.nodes())
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 def put_here(store: PixelStoreClient, image: NDArray[np.uint8], name: str) -> tuple[str, str]:

@@ -93,7 +93,7 @@ def test_a_workload_that_makes_plain_object_passing_spill_does_not_spill_here(
 
 def test_ten_thousand_trajectories_leave_a_core_as_it_was(make_array: MakeArray) -> None:
     core = PixelStoreCore(PixelStoreConfig(max_bytes=8 * MIB))
-    shots = [make_array(seed, (160, 224, 3)) for seed in range(8)]
+    shots = [make_array(seed, (40, 56, 3)) for seed in range(8)]
     sizes: list[int] = []
     for number in range(10_000):
         shots[number % 8][0, 0, :2] = divmod(number % 65536, 256)

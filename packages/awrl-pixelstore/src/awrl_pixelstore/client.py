@@ -12,4 +12,7 @@ from awrl_pixelstore.client_sync import BlockingCalls
 
 
 class PixelStoreClient(BlockingCalls, AwaitingCalls):
-    """A store, seen from one process. Made by `get_or_create_pixel_store`, or unpickled."""
+    """A store, seen from one process. Made by `get_or_create_pixel_store`, or unpickled.
+
+    One thread or event loop at a time uses a client; give each its own: `copy.copy` is cheap.
+    """

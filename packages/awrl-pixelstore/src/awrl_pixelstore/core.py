@@ -19,7 +19,7 @@ from awrl_pixelstore.errors import PixelNotFound, PixelStoreFull
 from awrl_pixelstore.holdings import Holdings
 from awrl_pixelstore.image import Image, PackedImage, pack
 from awrl_pixelstore.journal import Record
-from awrl_pixelstore.keys import make_key, parse_key
+from awrl_pixelstore.keys import make_key, parse_key, require_trajectory_id
 
 SWEEPS_PER_TTL = 16
 """Expiry looks this often within a time to live: an orphan stays at most 1/16 too long."""
@@ -105,7 +105,7 @@ class PixelStoreCore(Holdings):
             DiskTierError: The disk tier refused.
         """
         started = self._clock()
-        _require_name(trajectory_id)
+        require_trajectory_id(trajectory_id)
         self.sweep_if_due()
         keys = [make_key(self._run_tag, self._shard, image.digest) for image in images]
         table = self._tiers.table
@@ -136,7 +136,7 @@ class PixelStoreCore(Holdings):
             InvalidKey: A string has not the form of a key.
             PixelNotFound: Some are not held; nothing was acquired.
         """
-        _require_name(trajectory_id)
+        require_trajectory_id(trajectory_id)
         if lost := self.missing(keys):
             raise PixelNotFound(lost)
         self._leases.acquire(trajectory_id, keys, self._clock())
@@ -166,7 +166,7 @@ class PixelStoreCore(Holdings):
         Raises:
             ValueError: `target` is empty.
         """
-        _require_name(target)
+        require_trajectory_id(target)
         self._leases.transfer(source, target, self._clock())
         self._tiers.note(("transfer", source, (target,)), self._leases.snapshot)
 
@@ -218,8 +218,3 @@ class PixelStoreCore(Holdings):
     def _discard(self, key: str) -> int:
         self.freed.append(key)
         return self._tiers.discard(key)
-
-
-def _require_name(trajectory_id: str) -> None:
-    if not trajectory_id:
-        raise ValueError("trajectory_id must be a name, got ''. Use the episode's id.")

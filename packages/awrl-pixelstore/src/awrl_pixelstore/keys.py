@@ -81,3 +81,16 @@ def parse_key(key: str) -> ParsedKey:
     if match is None:
         raise InvalidKey(f"a key must be a string from put(), got {key!r}. Pass it unchanged.")
     return ParsedKey(match[1], int(match[2]), match[3])
+
+
+def require_trajectory_id(trajectory_id: str) -> None:
+    """Pass silently when a trajectory has a name.
+
+    Args:
+        trajectory_id: The name.
+
+    Raises:
+        ValueError: It is empty.
+    """
+    if not trajectory_id:
+        raise ValueError("trajectory_id must be a name, got ''. Use the episode's id.")

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, cast
 from awrl_pixelstore.cache import ReadCache
 from awrl_pixelstore.errors import PixelNotFound, PixelStoreError, PixelStoreUnavailable
 from awrl_pixelstore.image import Image, ImageInfo, PackedImage, pack, unpack
-from awrl_pixelstore.keys import make_key, parse_key, run_tag_of
+from awrl_pixelstore.keys import make_key, parse_key, require_trajectory_id, run_tag_of
 from awrl_pixelstore.pressure import Pressure, merge_pressure
 from awrl_pixelstore.statistics import PixelStoreStatistics
 from awrl_pixelstore.wire import Call, Fetched, Method, Outcome, Seen, StoreSpec
@@ -66,8 +66,9 @@ class StoreOperations:
             if isinstance(outcome, PixelStoreError):
                 answers.append(Answer(outcome, is_current=False))
                 continue
-            used, capacity = outcome.used_bytes, outcome.capacity_bytes
-            self._usage[call.shard] = (used, capacity, self._clock())
+            if outcome.capacity_bytes:
+                used, capacity = outcome.used_bytes, outcome.capacity_bytes
+                self._usage[call.shard] = (used, capacity, self._clock())
             is_current = self.cache.absorb(call.shard, told, outcome)
             answers.append(Answer(outcome.value, is_current))
         return answers
@@ -79,15 +80,20 @@ class StoreOperations:
         shapes: Sequence[tuple[int, ...] | None] | None,
     ) -> Steps[list[str]]:
         """Hold images; one call per near shard and `max_call_bytes`."""
-        if not trajectory_id:
-            raise ValueError("trajectory_id must be a name, got ''. Use the episode's id.")
+        require_trajectory_id(trajectory_id)
         declared = shapes if shapes is not None else [None] * len(images)
         packed = [pack(image, shape) for image, shape in zip(images, declared, strict=True)]
         shards = [self._near[int(image.digest[:8], 16) % len(self._near)] for image in packed]
-        for shard in dict.fromkeys(shards):
-            mine = [image for image, at in zip(packed, shards, strict=True) if at == shard]
-            for batch in self._batches(mine):
-                _values((yield [Call(shard, "put", (batch, trajectory_id))]), list)
+        queues = {
+            shard: self._batches([p for p, at in zip(packed, shards, strict=True) if at == shard])
+            for shard in dict.fromkeys(shards)
+        }
+        while calls := [
+            Call(shard, "put", (batch, trajectory_id))
+            for shard, queue in queues.items()
+            if (batch := next(queue, None)) is not None
+        ]:
+            _values((yield calls), list)
         return [
             make_key(self._run_tag, shard, image.digest)
             for image, shard in zip(packed, shards, strict=True)
@@ -146,6 +152,7 @@ class StoreOperations:
 
     def acquire(self, trajectory_id: str, keys: Sequence[str]) -> Steps[None]:
         """Let one more trajectory hold keys; all or none per shard."""
+        require_trajectory_id(trajectory_id)
         ours, foreign = self._split(keys)
         if foreign:
             raise PixelNotFound(foreign)
@@ -163,6 +170,7 @@ class StoreOperations:
 
     def transfer(self, source: str, target: str) -> Steps[None]:
         """Hand leases over on every shard; a shard known to be dead has none."""
+        require_trajectory_id(target)
         answers = yield self._everywhere("transfer", source, target)
         _values([answer for answer in answers if not _is_gone(answer)], object)
 

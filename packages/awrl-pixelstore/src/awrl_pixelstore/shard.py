@@ -143,7 +143,7 @@ class PixelStoreShard:
         self._note_call()
         core = self._core
         if core is None:
-            return Reply(self._refusal, 0, 1, self._incarnation, 0, None)
+            return Reply(self._refusal, 0, 0, self._incarnation, 0, None)
         value: object
         try:
             value = operation(core)
@@ -184,8 +184,11 @@ class PixelStoreShard:
         limit_s = self._spec.config.idle_exit_s
         if limit_s is not None and self._clock() - self._last_call > limit_s:
             logger.warning("no call for %g s: this shard of %r ends", limit_s, self._spec.run_id)
-            core.close(is_disk_kept=True)
             self._core = None
+            try:
+                core.close(is_disk_kept=True)
+            except PixelStoreError as error:
+                logger.warning("an idle shard ends with images that are not on disk: %s", error)
             self._end()
             return
         self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)

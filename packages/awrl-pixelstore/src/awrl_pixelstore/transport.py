@@ -86,18 +86,22 @@ class ShardTransport:
         return [self._send_one(call, known) for call, known in zip(calls, seen, strict=True)]
 
     def _send_one(self, call: Call, seen: Seen | None) -> Pending:
-        handle = self._find(call.shard)
-        if handle is None:
-            return _unavailable(
-                call, "no actor of this name: closed, or killed", None, is_gone=True
-            )
         try:
+            handle = self._find(call.shard)
+            if handle is None:
+                return _unavailable(
+                    call, "no actor of this name: closed, or killed", None, is_gone=True
+                )
             method = getattr(handle, call.method)
             return cast("ray.ObjectRef[Reply]", method.remote(*call.arguments, seen))
         except RayError as error:
             return _unavailable(call, f"{type(error).__name__} at submission", None)
 
     def _find(self, shard: int) -> "ActorHandle[object] | None":
+        if not ray.is_initialized():
+            # Ray would start a cluster by itself: a late close() must not.
+            self._handles.clear()
+            return None
         handle = self._handles.get(shard)
         if handle is None:
             try:

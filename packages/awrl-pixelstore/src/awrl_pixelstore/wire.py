@@ -64,7 +64,7 @@ class Reply(NamedTuple):
     used_bytes: int
     """Payload bytes held after the call."""
     capacity_bytes: int
-    """Payload bytes that can be held."""
+    """Payload bytes that can be held; 0 from a shard that is closed or could not start."""
     incarnation: str
     """Changes when the shard's process does."""
     sequence: int
