@@ -23,9 +23,18 @@ GRANTED = {
     "awrl_trainer": {"torch", "safetensors", "numpy", "awrl_ppo_loss"},
 }
 """What the design grants each library; the app may import all that it declares."""
-EXTRAS = {("awrl_trainer", "hf"): {"transformers"}}
+EXTRAS = {
+    ("awrl_trainer", "hf"): {"transformers"},
+    ("awrl_trainer", "hf_attention"): {"transformers"},
+}
 """Modules or folders that need an extra, and what it brings."""
-OPEN_BELOW_ROOT = {"awrl_trainer.hf", "awrl_rollout.testing", "awrl_ppo_loss.testing"}
+OPEN_BELOW_ROOT = {
+    "awrl_trainer.hf",
+    "awrl_trainer.hf_attention",
+    "awrl_trainer.testing",
+    "awrl_rollout.testing",
+    "awrl_ppo_loss.testing",
+}
 """Modules that others may import although they are not a package's root."""
 
 

@@ -153,10 +153,9 @@ class WebTaskWorkflow:
         Raises:
             EpisodeFaultError: The infrastructure broke.
         """
-        payload = request.payload
+        payload, is_done = request.payload, False
         if not isinstance(payload, EpisodeTask):
             raise TypeError(f"payload must be an EpisodeTask, got {type(payload).__name__}.")
-        is_done = False
         try:
             trajectory = await self._run(request.episode_id, payload, context)
             is_done = True
