@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_a_synchronous_run_takes_turns_on_shared_devices(
     assert all(step["off_policyness/max"] == 0 for step in steps)
 
 
-def test_a_killed_browser_costs_its_episodes_and_an_interrupt_leaves_no_process(
+def test_killed_browsers_and_workers_cost_their_episodes_and_an_interrupt_leaves_no_process(
     policy: Path, runs: Any, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -88,32 +89,41 @@ def test_a_killed_browser_costs_its_episodes_and_an_interrupt_leaves_no_process(
         "test_rollout.enabled=false",
         *runs.small,
     )
+
+    def kill(is_victim: Callable[[psutil.Process], bool]) -> None:
+        victims = [child for child in runs.descendants(process.pid) if is_victim(child)]
+        assert victims
+        for victim in victims:
+            victim.kill()
+
     assert process.stdout is not None
     seen: list[str] = []
+    blows = [_is_browser, _is_worker]
+    next_blow = 2
     below: list[psutil.Process] = []
-    killed_at = None
     for line in process.stdout:
         seen.append(line)
-        if " version " not in line:
+        version = int(line.split(" version ")[1].split()[0]) if " version " in line else 0
+        if version < next_blow:
             continue
-        version = int(line.split(" version ")[1].split()[0])
-        if killed_at is None and version >= 2:
-            killed_at = version
-            browsers = [
-                child
-                for child in runs.descendants(process.pid)
-                if "chromium" in child.name() and "--type=" not in " ".join(child.cmdline())
-            ]
-            assert browsers, seen
-            for browser in browsers:
-                browser.kill()
-        if killed_at is not None and version >= killed_at + 3:
+        if not blows:
             below = runs.descendants(process.pid)
             os.kill(process.pid, signal.SIGINT)
             break
+        kill(blows.pop(0))
+        next_blow = version + 3
     assert below, "".join(seen)
     process.communicate(timeout=20)
     assert process.returncode == 130
+    assert any("restart 1 of" in line for line in seen), "".join(seen)
     _, alive = psutil.wait_procs(below, timeout=10)
     assert not alive, [child.cmdline() for child in alive]
     assert latest_complete_checkpoint(run_dir / "checkpoints" / "trainer") is not None
+
+
+def _is_browser(child: psutil.Process) -> bool:
+    return "chromium" in child.name() and "--type=" not in " ".join(child.cmdline())
+
+
+def _is_worker(child: psutil.Process) -> bool:
+    return "ray::RolloutWorker" in " ".join(child.cmdline())
