@@ -65,7 +65,11 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: The disk refused a write; the previous checkpoints are whole.
+        TypeError: A value in `extra` that JSON can't hold.
     """
+    # Before any rank waits for another: a value that JSON can't hold fails on all of them alike.
+    facts = {"version": version, "num_steps": optimizer.num_steps, "extra": dict(extra)}
+    facts_text = json.dumps(facts)
     target = root / f"version_{version}"
     hidden = root / f".writing_{version}"
     is_writer = dist.get_rank(group) == 0
@@ -78,8 +82,7 @@ def save_checkpoint(
         torch.save(_random_state(), hidden / f"random_{dist.get_rank(group)}.pt")
         dist.barrier(group)
         if is_writer:
-            facts = {"version": version, "num_steps": optimizer.num_steps, "extra": dict(extra)}
-            (hidden / _STATE_FILE).write_text(json.dumps(facts))
+            (hidden / _STATE_FILE).write_text(facts_text)
             _replace(hidden, target)
             remove_old(root, keep)
         dist.barrier(group)
@@ -142,17 +145,18 @@ def _state(module: nn.Module, optimizer: SteppedOptimizer) -> dict[str, Any]:
 
 
 def _replace(hidden: Path, target: Path) -> None:
-    """Put a written checkpoint in its place; one of the same version makes room first."""
+    """Put a written checkpoint in its place.
+
+    One of the same version makes room under a name that readers understand, so that there is a whole
+    one at every moment; where both are, the name without prefix sorts last and wins.
+    """
+    retired = target.with_name(f"retired_{target.name}")
     if target.exists():
-        retired = target.with_name(f".retired_{target.name}")
         shutil.rmtree(retired, ignore_errors=True)
         target.rename(retired)
-        hidden.rename(target)
-        mark_complete(target)
-        shutil.rmtree(retired, ignore_errors=True)
-        return
     hidden.rename(target)
     mark_complete(target)
+    shutil.rmtree(retired, ignore_errors=True)
 
 
 def _random_state() -> dict[str, torch.Tensor]:

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from awrl_trainer import (
+    ActorConfig,
+    CheckpointError,
+    FSDPActor,
+    OptimizerConfig,
+    collate_text,
+    complete_checkpoints,
+    latest_complete_checkpoint,
+)
+from awrl_trainer.testing import TinyPolicy
+
+
+def make_actor(num_blocks: int = 2) -> FSDPActor:
+    config = ActorConfig(optimizer=OptimizerConfig(lr=1e-2))
+    return FSDPActor(TinyPolicy(num_blocks=num_blocks), config, collate=collate_text)
+
+
+def test_saving_the_same_version_twice_keeps_the_newer_extra(tmp_path: Path) -> None:
+    actor = make_actor()
+    for cursor in (1, 2):
+        path = actor.save(tmp_path, extra={"cursor": cursor})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["version_0"]
+    assert make_actor().load(path) == {"cursor": 2}
+
+
+def test_a_crash_while_a_version_is_replaced_leaves_a_whole_one(tmp_path: Path) -> None:
+    actor = make_actor()
+    path = actor.save(tmp_path, extra={"cursor": 1})
+    retired = path.rename(tmp_path / "retired_version_0")
+    assert latest_complete_checkpoint(tmp_path) == retired
+    again = actor.save(tmp_path, extra={"cursor": 2})
+    assert complete_checkpoints(tmp_path) == [again]
+
+
+def test_a_value_that_json_cannot_hold_leaves_the_previous_one(tmp_path: Path) -> None:
+    actor = make_actor()
+    path = actor.save(tmp_path)
+    with pytest.raises(TypeError):
+        actor.save(tmp_path, extra={"cursor": object()})
+    assert latest_complete_checkpoint(tmp_path) == path
+    assert [entry.name for entry in tmp_path.iterdir()] == ["version_0"]
+
+
+def test_retention_keeps_the_newest(tmp_path: Path, programs: ModuleType) -> None:
+    actor = make_actor()
+    for seed in range(3):
+        actor.save(tmp_path, keep=2)
+        actor.update(programs.make_rows(2, seed=seed))
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["version_1", "version_2"]
+
+
+def test_another_model_and_half_a_checkpoint_are_refused(tmp_path: Path) -> None:
+    path = make_actor(num_blocks=1).save(tmp_path)
+    with pytest.raises(CheckpointError, match="must belong to this model"):
+        make_actor(num_blocks=3).load(path)
+    (path / "trainer.json").unlink()
+    with pytest.raises(CheckpointError, match="checkpoint must be complete"):
+        make_actor(num_blocks=1).load(path)
