@@ -289,3 +289,53 @@ def test_a_broken_hook_ends_the_run_loudly() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         clock.run(main())
     assert caught.group_contains(ZeroDivisionError, match="hook")
+
+
+def test_an_evaluation_that_runs_too_long_is_given_up_and_its_slots_freed() -> None:
+    worker, clock = ScriptedWorker(), VirtualClock()
+
+    async def main() -> None:
+        async with RolloutController([worker], limits(), clock=clock) as controller:
+            with pytest.raises(BatchTimeoutError, match="got 0"):
+                await controller.rollout_batch(make_group("v", 2), timeout_s=3)
+            await settle()
+            assert worker.requests == {}
+            assert controller.statistics().num_in_flight == 0
+
+    clock.run(main())
+
+
+def test_draining_waits_for_what_runs() -> None:
+    worker, clock = ScriptedWorker(), VirtualClock()
+
+    async def main() -> None:
+        async with RolloutController(
+            [worker], limits(1), source=endless_groups(1), clock=clock
+        ) as controller:
+            await settle()
+            with pytest.raises(BatchTimeoutError, match="got 1 in flight"):
+                await controller.drain(timeout_s=1)
+            worker.succeed("g0/0")
+            await controller.drain(timeout_s=1)
+
+    clock.run(main())
+
+
+def test_every_kind_of_end_is_told_to_the_ledger() -> None:
+    worker, clock, manager = ScriptedWorker(), VirtualClock(), limits(1)
+
+    async def main() -> None:
+        async with RolloutController([worker], manager, source=endless_groups(1), clock=clock):
+            await settle()
+            worker.fail("g0/0", FaultKind.SITE_BLOCKED)
+            await settle()
+            worker.filter_out("g0/0~1")
+            await settle()
+            wasted = manager.statistics().wasted_by_reason
+            assert wasted == {
+                "faulted: site_blocked": 1,
+                "rejected: filtered by the workflow": 1,
+            }
+            assert list(worker.requests) == ["g1/0"]
+
+    clock.run(main())

@@ -164,6 +164,17 @@ def test_a_group_needs_room_for_all_its_members_and_one_slot() -> None:
         manager.try_reserve("h", 5)
 
 
+def test_the_bound_that_refuses_a_group_is_named_whatever_binds_for_one_episode() -> None:
+    manager = make(batch=4, concurrent=1)
+    run_to_queue(manager, "a", "b")
+    assert manager.capacity().binding == "concurrency"
+    assert manager.refusing_bound(3) == "staleness"
+    assert manager.refusing_bound(2, store=1) == "store"
+    assert manager.refusing_bound(2) is None
+    assert manager.try_admit("c")
+    assert manager.refusing_bound(1) == "concurrency"
+
+
 def test_a_member_of_an_open_group_cannot_be_consumed() -> None:
     manager = make()
     assert manager.try_reserve("g", 1)

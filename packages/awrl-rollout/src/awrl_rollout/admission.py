@@ -96,7 +96,7 @@ class Admission:
             return False
         extra = {} if self._extra_bounds is None else dict(self._extra_bounds())
         if not self._manager.try_reserve(group[0].group_id, len(group), **extra):
-            self.blocked_by = self._manager.capacity(**extra).binding
+            self.blocked_by = self._manager.refusing_bound(len(group), **extra)
             return False
         self.blocked_by = None
         self._drop_next()

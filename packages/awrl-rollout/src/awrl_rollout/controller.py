@@ -38,9 +38,7 @@ from awrl_rollout.worker import Worker
 
 
 class RolloutController:
-    """Keeps workers full within the staleness bound and hands complete groups to a trainer.
-
-    Use it as `async with RolloutController(...) as controller:`.
+    """Keeps workers full and hands complete groups to a trainer; use it as `async with`.
 
     Args:
         workers: The first workers; more can be added.
@@ -130,8 +128,6 @@ class RolloutController:
     ) -> RolloutBatch:
         """Return the oldest complete groups, once they were asked for `num_episodes`.
 
-        A batch closes short when nothing runs and no further group fits the staleness budget.
-
         Args:
             num_episodes: Episodes, counted as the groups were asked for.
             timeout_s: Limit for the wait; None for none.
@@ -187,10 +183,9 @@ class RolloutController:
     # -- requests
 
     def submit(self, requests: Sequence[EpisodeRequest]) -> None:
-        """Put requests in line: evaluation at once, training groups ahead of the task source.
+        """Put requests in line, training groups ahead of the task source.
 
-        Training waits for its budget and comes by `prepare_batch`; evaluation takes slots, never
-        touches the staleness manager, and comes by `wait`.
+        Training waits for its budget and comes by `prepare_batch`, evaluation by `wait`.
 
         Raises:
             ValueError: A group is malformed, or an evaluation id is live.

@@ -99,7 +99,7 @@ class Fleet:
         """Put an episode in flight."""
         self._flights[request.episode_id] = Flight(request, link, self._clock.time())
         self.num_training += not request.is_eval
-        if request.group_size > 1:
+        if request.group_size > 1 and not request.is_eval:
             self._home[request.group_id] = link.name
         link.assign(request)
 

@@ -100,10 +100,10 @@ class WorkerLink:
             await self._has_outbox.wait()
             self._has_outbox.clear()
             requests, self._outbox = self._outbox, []
-            if requests:
+            if requests and not self.is_dead:
                 await self._mortal(self._worker.submit(requests))
             episode_ids, self._to_cancel = self._to_cancel, []
-            if episode_ids:
+            if episode_ids and not self.is_dead:
                 await self._mortal(self._worker.cancel(episode_ids))
 
     async def collect_loop(self) -> None:
@@ -116,7 +116,8 @@ class WorkerLink:
             except TimeoutError:
                 pass
             self._nudge.clear()
-            await self._collect()
+            if not self.is_dead:
+                await self._collect()
 
     async def _collect(self) -> None:
         acknowledged, self._acknowledged = self._acknowledged, []

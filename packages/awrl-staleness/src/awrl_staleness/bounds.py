@@ -51,8 +51,10 @@ class Bounds:
         used = ledger.num_running + ledger.num_reserved + ledger.finished - ledger.settled
         return used < self._budget and not any(room < 1 for room in extra.values())
 
-    def may_reserve(self, ledger: Ledger, num_episodes: int, extra: Mapping[str, int]) -> bool:
-        """Return whether a whole group fits and at least one slot is free.
+    def refusing(self, ledger: Ledger, num_episodes: int, extra: Mapping[str, int]) -> str | None:
+        """Return the first bound without room for a whole group, None when it fits.
+
+        A group needs one free slot now, and room for all its members in every other bound.
 
         Raises:
             ConfigError: The group can never fit.
@@ -62,5 +64,7 @@ class Bounds:
                 f"num_episodes must be between 1 and (eta + 1) * B = {self._budget}, got "
                 f"{num_episodes}. Use smaller groups or a larger consumer_batch_size."
             )
-        rooms = dict(self.capacity(ledger, extra).bounds)
-        return rooms.pop(CONCURRENCY) >= 1 and min(rooms.values()) >= num_episodes
+        for name, room in self.capacity(ledger, extra).bounds.items():
+            if room < (1 if name == CONCURRENCY else num_episodes):
+                return name
+        return None

@@ -48,11 +48,7 @@ class StalenessManager:
     # -- capacity
 
     def capacity(self, **extra_bounds: int) -> Capacity:
-        """Return how many more episodes may start, and which bound says so.
-
-        Args:
-            **extra_bounds: Further named bounds, in episodes.
-        """
+        """Return how many more may start and which bound binds, your own named ones included."""
         with self._lock:
             return self._bounds.capacity(self._ledger, extra_bounds)
 
@@ -79,19 +75,22 @@ class StalenessManager:
     # -- groups
 
     def try_reserve(self, group_id: str, num_episodes: int, **extra_bounds: int) -> bool:
-        """Reserve units for a group of siblings, or answer False and change nothing.
-
-        The units stay the group's until `close_group`. At least one slot must be free too.
+        """Reserve units for a group until `close_group`, or answer False; needs one free slot.
 
         Raises:
             ConfigError: The group can never fit.
             DuplicateEpisodeError: The group is open.
         """
         with self._lock:
-            is_room = self._bounds.may_reserve(self._ledger, num_episodes, extra_bounds)
-            if is_room:
-                self._ledger.open_group(group_id, num_episodes)
-            return is_room
+            if self._bounds.refusing(self._ledger, num_episodes, extra_bounds) is not None:
+                return False
+            self._ledger.open_group(group_id, num_episodes)
+            return True
+
+    def refusing_bound(self, num_episodes: int, **extra_bounds: int) -> str | None:
+        """Return the bound that refuses a group of this size, None when it would fit now."""
+        with self._lock:
+            return self._bounds.refusing(self._ledger, num_episodes, extra_bounds)
 
     def close_group(self, group_id: str) -> None:
         """Return the group's unused units; its queued members stay queued.
