@@ -147,6 +147,7 @@ class EverlastingRollouts:
         statistics = self.controller.statistics()
         return {
             **statistics.metrics(),
+            "rollout/expired_episodes": float(statistics.staleness.num_expired),
             "idle/rollout_share": await self._idle_share(),
             "staleness/bound_binds": float(statistics.blocked_by is not None),
         }
