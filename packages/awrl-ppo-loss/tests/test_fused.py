@@ -1,4 +1,4 @@
-"""The fused path equals logits and log-softmax, in value, gradient and refusals, with less memory."""
+"""The fused path equals logits and log-softmax, in value, gradient and refusals, in less memory."""
 
 import math
 from typing import Any
@@ -225,9 +225,7 @@ def test_compiled_kernels_give_the_same_values_and_gradients() -> None:
     labels = torch.tensor([[0, 1, 2], [3, IGNORED_LABEL, 5]], device="cuda")
     results: list[list[Tensor]] = []
     for use_compile in (False, True):
-        hidden, weight, bias = (
-            value.cuda().requires_grad_() for value in head(8, torch.float32)
-        )
+        hidden, weight, bias = (value.cuda().requires_grad_() for value in head(8, torch.float32))
         logprobs, entropy = logprobs_from_hidden(
             hidden,
             weight,

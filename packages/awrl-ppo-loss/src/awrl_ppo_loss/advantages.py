@@ -83,7 +83,7 @@ def group_normalized_advantages(
 ) -> tuple[Tensor, GroupStatistics]:
     """Return `(reward - group mean) / group standard deviation`, and what the groups looked like.
 
-    Shao et al. 2024, GRPO (arXiv 2402.03300), section 4.1.2, with the population standard
+    Shao et al. 2024, GRPO (arXiv 2402.03300), with the population standard
     deviation (divided by the number of members).
 
     Args:
@@ -116,7 +116,7 @@ def leave_one_out_advantages(
 ) -> tuple[Tensor, GroupStatistics]:
     """Return `reward - mean of the *other* members' rewards`, and what the groups looked like.
 
-    Ahmadian et al. 2024, RLOO (arXiv 2402.14740), equation 7. Arguments, results and errors are
+    Ahmadian et al. 2024, RLOO (arXiv 2402.14740). Arguments, results and errors are
     those of `group_normalized_advantages`; `min_std` decides only what counts as zero variance.
 
     Args:

@@ -33,6 +33,7 @@ Aggregation = Literal["token_mean", "sequence_mean", "step_constant", "sequence_
 """How per-token losses become one number; `count_denominator` says what each divides by."""
 
 _CONSTANT_AGGREGATIONS = ("step_constant", "sequence_constant")
+_TOKEN_AGGREGATIONS = ("token_mean", "step_constant")
 
 
 def require_aggregation(aggregation: str, constant: float | None) -> None:
@@ -109,7 +110,7 @@ def count_denominator(
     """
     require_mask(mask)
     require_choice("aggregation", aggregation, get_args(Aggregation))
-    if aggregation in ("token_mean", "step_constant"):
+    if aggregation in _TOKEN_AGGREGATIONS:
         return mask.sum().double()
     index, num_sequences = sequence_index(mask, sequence_ids)
     return (sequence_sums(mask.long(), index, num_sequences) > 0).sum().double()
@@ -138,8 +139,11 @@ def prepare_reduction(
     denominator: float | Tensor | None,
     sequence_ids: Tensor | None,
     constant: float | None,
+    num_tokens: Tensor | None = None,
 ) -> Reduction:
     """Check the options of an aggregation and resolve its denominator and weights.
+
+    `num_tokens` is this call's float64 count, where the caller has it already.
 
     Raises:
         ArgumentError: Shapes differ, packed sequences come without ids, or `denominator` < 0.
@@ -147,7 +151,10 @@ def prepare_reduction(
         OptionError: The aggregation is unknown or `constant` does not fit it.
     """
     require_aggregation(aggregation, constant)
-    total, divisor = _resolve(denominator, mask, aggregation, sequence_ids)
+    if denominator is None and num_tokens is not None and aggregation in _TOKEN_AGGREGATIONS:
+        total, divisor = num_tokens, num_tokens.clamp(min=1)
+    else:
+        total, divisor = _resolve(denominator, mask, aggregation, sequence_ids)
     if constant is not None:
         divisor = divisor * constant
     weights = None

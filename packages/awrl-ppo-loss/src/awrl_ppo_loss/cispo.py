@@ -33,7 +33,7 @@ def cispo_loss(
 ) -> LossOutput:
     """Return `-w stop_gradient(clip(r, 1 - clip_low, 1 + clip_high)) A c` per token.
 
-    MiniMax 2025, MiniMax-M1 (arXiv 2506.13585), equations 4 and 5, which leaves the ratio without a
+    MiniMax 2025, MiniMax-M1 (arXiv 2506.13585), which leaves the ratio without a
     lower bound (`clip_low = 1`), here with the staleness weight `w` of `decoupled_ppo_loss`. The
     value is a surrogate whose gradient matters; it is not an objective to compare.
 

@@ -54,7 +54,7 @@ def clipped_objective(
     """Return `min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)` per token.
 
     Schulman et al. 2017 (arXiv 1707.06347), equation 7; the dual clip `max(., dual_clip A)` for
-    `A < 0` is Ye et al. 2020 (arXiv 1912.09729), equation 4.
+    `A < 0` is Ye et al. 2020 (arXiv 1912.09729).
 
     Args:
         ratio: `[N]`.
@@ -106,7 +106,7 @@ def decoupled_ppo_loss(
 
     `L = -w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)` per token, with the update ratio
     `r = exp(c - p)` and the staleness weight `w = stop_gradient(exp(p - b))`: Hilton et al. 2021
-    (arXiv 2110.00641), section 3; Fu et al. 2025, AReaL (arXiv 2505.24298), equation 5.
+    (arXiv 2110.00641), section 3; Fu et al. 2025, AReaL (arXiv 2505.24298), section 5.
 
     Args:
         current_logprobs: Floating `[B, T]` or packed `[T]`, of the policy being updated; the only

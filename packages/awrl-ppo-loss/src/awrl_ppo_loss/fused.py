@@ -197,13 +197,13 @@ class _ScoreHidden(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if wants_weight else None
         grad_bias = torch.zeros_like(bias) if wants_bias else None
         for chunk in slices(len(targets), options.chunk_tokens):
-            grad = _chunk_logits(hidden[chunk], weight, bias, excluded, options.temperature)
-            options.scorer.gradient(
-                grad,
+            logits = _chunk_logits(hidden[chunk], weight, bias, excluded, options.temperature)
+            grad = options.scorer.gradient(
+                logits,
                 targets[chunk],
                 (logprobs[chunk], entropy[chunk]),
                 (grad_logprobs[chunk], None if grad_entropy is None else grad_entropy[chunk]),
-                out=grad,
+                out=logits,
             )
             if excluded is not None:
                 grad.index_fill_(1, excluded, 0.0)
@@ -225,11 +225,11 @@ def _chunk_logits(
 ) -> Tensor:
     """Return `(hidden W^T + bias) / temperature` `[n, V]`, -inf at excluded ids."""
     with torch.autocast(hidden.device.type, enabled=False):
-        # The temperature acts inside the product, before its result is rounded to bfloat16.
-        if bias is None:
-            zero = hidden.new_zeros(())
-            logits = torch.addmm(zero, hidden, weight.t(), beta=0, alpha=1 / temperature)
+        if bias is None and temperature == 1.0:
+            logits = torch.mm(hidden, weight.t())
         else:
+            # The temperature acts inside the product, before its result is rounded to bfloat16.
             inverse = 1 / temperature
-            logits = torch.addmm(bias, hidden, weight.t(), beta=inverse, alpha=inverse)
+            added = hidden.new_zeros(()) if bias is None else bias
+            logits = torch.addmm(added, hidden, weight.t(), beta=inverse, alpha=inverse)
     return logits if excluded is None else logits.index_fill_(1, excluded, float("-inf"))

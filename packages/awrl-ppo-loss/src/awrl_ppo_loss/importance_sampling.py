@@ -101,7 +101,7 @@ def masked_is_loss(
 ) -> LossOutput:
     """Return the loss in which tokens with `w` outside [weight_low, weight_high] have weight 0.
 
-    Two-sided masking as in Ling Team 2025, IcePop (arXiv 2510.18855), section 3. The denominator
+    Two-sided masking as in Ling Team 2025, IcePop (arXiv 2510.18855). The denominator
     stays the number of trainable tokens.
 
     Args:

@@ -8,7 +8,7 @@ from awrl_ppo_loss.ratios import WeightAction
 
 
 def require_clip(clip_low: float, clip_high: float, dual_clip: float | None = None) -> None:
-    """Refuse clip bounds outside `0 <= clip_low <= 1`, `clip_high >= 0`, `dual_clip > 1 + clip_high`.
+    """Refuse bounds outside `0 <= clip_low <= 1`, `clip_high >= 0`, `dual_clip > 1 + clip_high`.
 
     Raises:
         OptionError: One of the three is wrong.

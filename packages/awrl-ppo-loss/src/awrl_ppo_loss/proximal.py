@@ -64,7 +64,8 @@ def loglinear_proximal_logprobs(
     """Approximate proximal log-probs without a forward pass.
 
     `p = b + a (c - b)` with `a = (v_prox - v_b) / (v_prox + 1 - v_b)`: the log-prob is taken to
-    move evenly over the versions from `v_b` to `v_prox + 1`, the version that this update makes.
+    move evenly over the versions from `v_b` to `v_prox + 1`, which this update makes. The
+    idea of interpolating is that of Li et al. 2025, A-3PO (arXiv 2512.06547).
 
     Args:
         current_logprobs: Floating `[B, T]` or packed `[T]`.

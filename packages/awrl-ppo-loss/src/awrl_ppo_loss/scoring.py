@@ -61,8 +61,8 @@ class Scorer:
         upstream: tuple[Tensor, Tensor | None],
         *,
         out: Tensor,
-    ) -> None:
-        """Write the gradient by the logits into `out`.
+    ) -> Tensor:
+        """Return the gradient by the logits, in `out` unless the scorer is compiled.
 
         Args:
             logits: `[n, V]`; may be `out` itself.
@@ -73,21 +73,23 @@ class Scorer:
         """
         grad_logprobs, grad_entropy = upstream
         logprobs, entropy = scores
-        write = _compiled_write_gradient() if self.is_compiled else _write_gradient
-        for block in self.blocks(*logits.shape):
-            write(
-                logits[block],
-                grad_logprobs[block],
-                None if grad_entropy is None else grad_entropy[block],
-                entropy[block],
-                out[block],
-            )
+        if self.is_compiled:
+            out = _compiled_gradient()(logits, grad_logprobs, grad_entropy, entropy)
+        else:
+            for block in self.blocks(*logits.shape):
+                _write_gradient(
+                    logits[block],
+                    grad_logprobs[block],
+                    None if grad_entropy is None else grad_entropy[block],
+                    entropy[block],
+                    out[block],
+                )
         probs = logprobs.exp()
         at_label = grad_logprobs * (1 - probs)
         if grad_entropy is not None:
             at_label += grad_entropy * (torch.special.entr(probs) - entropy * probs)
         # In full precision, not as a difference of rounded terms: near certainty it is tiny.
-        out.scatter_(1, targets[:, None], at_label[:, None].to(out.dtype))
+        return out.scatter_(1, targets[:, None], at_label[:, None].to(out.dtype))
 
 
 def slices(num_rows: int, step: int) -> list[slice]:
@@ -122,11 +124,19 @@ def _write_gradient(
     out.copy_(grad.sub_(probs.mul_((grad_logprobs + grad_entropy * entropy)[:, None])))
 
 
+def _gradient(
+    logits: Tensor, grad_logprobs: Tensor, grad_entropy: Tensor | None, entropy: Tensor
+) -> Tensor:
+    out = torch.empty_like(logits)
+    _write_gradient(logits, grad_logprobs, grad_entropy, entropy, out)
+    return out
+
+
 @cache
 def _compiled_score() -> Callable[[Tensor, Tensor, torch.dtype, bool], tuple[Tensor, Tensor]]:
     return torch.compile(_score)
 
 
 @cache
-def _compiled_write_gradient() -> Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor], None]:
-    return torch.compile(_write_gradient)
+def _compiled_gradient() -> Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]:
+    return torch.compile(_gradient)

@@ -89,6 +89,7 @@ def prepare_batch(
             denominator=denominator,
             sequence_ids=sequence_ids,
             constant=constant,
+            num_tokens=selection.num_tokens,
         ),
     )
 
