@@ -10,6 +10,7 @@ from webrl.actions import (
     ACTION_NAMES,
     Action,
     Answer,
+    ClickMark,
     DoubleClick,
     Drag,
     GoBack,
@@ -38,6 +39,7 @@ _ACTIONS: st.SearchStrategy[Action] = st.one_of(
     st.builds(Hover, _COORDINATE, _COORDINATE),
     st.builds(Drag, _COORDINATE, _COORDINATE, _COORDINATE, _COORDINATE),
     st.builds(Scroll, _COORDINATE, _COORDINATE, _DISTANCE, _DISTANCE),
+    st.builds(ClickMark, st.integers(1, 999_999)),
     st.builds(TypeText, _TEXT),
     st.builds(
         Press, st.sampled_from(["Enter", "Control+a", "ArrowDown", "Control+Shift+Tab", "/"])
@@ -109,6 +111,8 @@ def test_accepted_forms(text: str, action: Action) -> None:
         ('left_click("1", "2")', "2 whole numbers"),
         ("left_click(1, 2,)", "whole numbers or quoted"),
         ("right_click(1, 2)", "must be one of left_click"),
+        ("click_mark(0)", "mark must be >= 1, got 0"),
+        ("click_mark(1, 2)", "takes 1 whole numbers, got 2"),
         ("wait(1)", "takes no arguments"),
         ('type("")', "must not be empty"),
         ("type('a')", "quoted strings"),

@@ -21,6 +21,7 @@ ActionName: TypeAlias = Literal[
     "double_click",
     "hover",
     "drag",
+    "click_mark",
     "type",
     "press",
     "scroll",
@@ -35,6 +36,7 @@ ACTION_NAMES: tuple[ActionName, ...] = (
     "double_click",
     "hover",
     "drag",
+    "click_mark",
     "type",
     "press",
     "scroll",
@@ -84,6 +86,13 @@ class Drag(msgspec.Struct, frozen=True, tag="drag"):
     """Where it is released: grid units from the left, 0 to 1000."""
     to_y: int
     """Where it is released: grid units from the top, 0 to 1000."""
+
+
+class ClickMark(msgspec.Struct, frozen=True, tag="click_mark"):
+    """Click the element with a number, where elements are marked: `click_mark(7)`."""
+
+    mark: int
+    """Number shown beside the element, from 1."""
 
 
 class TypeText(msgspec.Struct, frozen=True, tag="type"):
@@ -149,6 +158,7 @@ Action: TypeAlias = (
     | DoubleClick
     | Hover
     | Drag
+    | ClickMark
     | TypeText
     | Press
     | Scroll

@@ -22,6 +22,7 @@ from webrl.actions.action import (
     GRID_SIZE,
     Action,
     Answer,
+    ClickMark,
     DoubleClick,
     Drag,
     GoBack,
@@ -134,6 +135,13 @@ def _drag(name: str, arguments: Sequence[_Argument]) -> Action:
     return Drag(*numbers)
 
 
+def _mark(name: str, arguments: Sequence[_Argument]) -> Action:
+    (mark,) = _integers(name, arguments, 1)
+    if mark < 1:
+        raise _Rejected(f"mark must be >= 1, got {mark}")
+    return ClickMark(mark)
+
+
 def _scroll(name: str, arguments: Sequence[_Argument]) -> Action:
     x, y, dx, dy = _integers(name, arguments, 4)
     _coordinates(name, (x, y))
@@ -169,6 +177,7 @@ _BUILDERS: Mapping[str, Callable[[str, Sequence[_Argument]], Action]] = {
     "double_click": _point(DoubleClick),
     "hover": _point(Hover),
     "drag": _drag,
+    "click_mark": _mark,
     "type": _string(TypeText),
     "press": _string(Press),
     "scroll": _scroll,

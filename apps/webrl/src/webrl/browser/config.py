@@ -55,6 +55,8 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Chromium to drive; the one that `find_chromium` finds when `None`."""
     screenshot_format: ScreenshotFormat = "png"
     """`png` (lossless, cheapest for small flat pages) or `jpeg` (3x smaller on rich pages)."""
+    is_marked: bool = False
+    """Whether screenshots number the elements that can be clicked, for `click_mark(n)`."""
     jpeg_quality: int = 80
     """Quality of `jpeg`, 1 to 100."""
     deadlines: Deadlines = Deadlines()
@@ -119,6 +121,11 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 <= self.jpeg_quality <= 100:
             raise ConfigError(
                 f"jpeg_quality must be 1 to 100, got {self.jpeg_quality}. Typical value: 80."
+            )
+        if self.is_marked and self.share_first_screenshot:
+            raise ConfigError(
+                "share_first_screenshot must be False when is_marked is True, got True. "
+                "The numbers belong to one page."
             )
         _above_zero("wait_s", self.wait_s)
         _above_zero("restart_window_s", self.restart_window_s)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import aiohttp
 import msgspec
@@ -36,6 +36,11 @@ class _Message(msgspec.Struct):
     params: dict[str, Any] | None = None
 
 
+class _Pending(NamedTuple):
+    session: str | None
+    future: asyncio.Future[dict[str, Any]]
+
+
 class DevTools:
     """One web socket to one browser."""
 
@@ -45,7 +50,7 @@ class DevTools:
         """Wrap an open socket; use `connect`."""
         self._http = http
         self._socket = socket
-        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._pending: dict[int, _Pending] = {}
         self._listeners: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._last_id = 0
         self._encoder = msgspec.json.Encoder()
@@ -88,10 +93,8 @@ class DevTools:
             _LOGGER.debug("DevTools socket: %s", error)
         finally:
             pending, self._pending = self._pending, {}
-            for future in pending.values():
-                if not future.done():
-                    future.set_exception(BrowserFault("browser_lost", "DevTools socket closed"))
-                    future.exception()  # retrieved: the caller may be gone
+            for waiting in pending.values():
+                _set_fault(waiting.future, BrowserFault("browser_lost", "DevTools socket closed"))
             await self._socket.close()
             await self._http.close()
 
@@ -99,14 +102,20 @@ class DevTools:
         message = self._decoder.decode(data)
         if message.method is not None and message.method in self._listeners:
             self._listeners[message.method](message.params or {})
-        future = self._pending.pop(message.id, None) if message.id is not None else None
-        if future is None or future.done():
+        waiting = self._pending.pop(message.id, None) if message.id is not None else None
+        if waiting is None or waiting.future.done():
             return
         if message.error is not None:
-            future.set_exception(_as_fault(str(message.error.get("message", ""))))
-            future.exception()
+            _set_fault(waiting.future, _as_fault(str(message.error.get("message", ""))))
         else:
-            future.set_result(message.result or {})
+            waiting.future.set_result(message.result or {})
+
+    def fail(self, session: str, fault: BrowserFault) -> None:
+        """Fail every pending call of `session` with `fault`."""
+        for number, waiting in tuple(self._pending.items()):
+            if waiting.session == session:
+                del self._pending[number]
+                _set_fault(waiting.future, fault)
 
     async def call(
         self, session: str | None, method: str, parameters: Parameters, *, deadline_s: float
@@ -142,7 +151,7 @@ class DevTools:
                 for method, parameters in calls:
                     number = self._last_id = self._last_id + 1
                     answers[number] = asyncio.get_running_loop().create_future()
-                    self._pending[number] = answers[number]
+                    self._pending[number] = _Pending(session, answers[number])
                     await self._send(number, session, method, parameters)
                 return [await answer for answer in answers.values()]
         except TimeoutError:
@@ -170,8 +179,14 @@ class DevTools:
         await self._socket.close()
 
 
+def _set_fault(future: asyncio.Future[dict[str, Any]], fault: BrowserFault) -> None:
+    if not future.done():
+        future.set_exception(BrowserFault(fault.kind, fault.detail))
+        future.exception()  # retrieved: the caller may be gone
+
+
 def _as_fault(text: str) -> BrowserFault:
-    if "Target crashed" in text:
+    if "Target crashed" in text or text == "Internal error":
         return BrowserFault("page_crashed", text)
     if "Session with given id not found" in text or "Target closed" in text:
         return BrowserFault("page_crashed", f"page is gone: {text}")

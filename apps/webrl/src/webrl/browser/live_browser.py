@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,9 @@ class LiveBrowser:
         self._calls = calls
         self._contexts_of_pages: dict[str, str] = {}
         devtools.listen("Target.targetCreated", self._on_created)
+        self._crash_listeners: dict[str, Callable[[], None]] = {}
         devtools.listen("Target.targetDestroyed", self._on_destroyed)
+        devtools.listen("Target.targetCrashed", self._on_crashed)
 
     @classmethod
     async def launch(
@@ -170,6 +172,10 @@ class LiveBrowser:
         context = self._contexts_of_pages.get(target)
         return {t for t, c in self._contexts_of_pages.items() if c == context} - known
 
+    def on_crash(self, target: str, listener: Callable[[], None]) -> None:
+        """Call `listener` when the process of page `target` ends."""
+        self._crash_listeners[target] = listener
+
     async def close_target(self, target: str, deadline_s: float) -> None:
         """Close a page that Playwright never handed over; one that stays is left to its context."""
         try:
@@ -203,6 +209,12 @@ class LiveBrowser:
 
     def _on_destroyed(self, event: dict[str, Any]) -> None:
         self._contexts_of_pages.pop(event["targetId"], None)
+        self._crash_listeners.pop(event["targetId"], None)
+
+    def _on_crashed(self, event: dict[str, Any]) -> None:
+        listener = self._crash_listeners.pop(event["targetId"], None)
+        if listener is not None:
+            listener()
 
     def kill(self) -> None:
         """End the browser now; every call on it then fails with `browser_lost`."""

@@ -43,6 +43,19 @@ class Event(msgspec.Struct, frozen=True):
         return f"{self.kind}: {self.detail}"
 
 
+class Mark(msgspec.Struct, frozen=True):
+    """One numbered element of a marked screenshot."""
+
+    number: int
+    """What is drawn beside it, from 1 in reading order."""
+    x: float
+    """A point of it that nothing covers, CSS pixels from the left."""
+    y: float
+    """The same point, CSS pixels from the top."""
+    text: str
+    """Tag and text, such as `button: Submit`; for prompts and logs."""
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy sees before a step."""
 
@@ -56,6 +69,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """Instruction of this episode."""
     url: str
     """Address of the page."""
+    marks: tuple[Mark, ...] = ()
+    """Numbered elements; empty unless the pool marks its screenshots."""
     events: tuple[Event, ...] = ()
     """What happened since the step before."""
 

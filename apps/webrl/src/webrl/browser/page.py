@@ -3,9 +3,8 @@
 Invariants:
 
 * a page that crashed, closed or opened too many dialogs refuses every further call with the
-  fault that says so;
-* every dialog is answered at once: an open one would block each later call;
-* events are collected until someone takes them; each is taken once.
+  fault that says so, and fails the calls that are under way;
+* reads that meet a navigation are tried again; input that causes one is not.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from playwright.async_api import Dialog, Download, FileChooser, Page
+from playwright.async_api import Page
 
 from webrl.browser.calls import Calls, quietly
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import Parameters
 from webrl.browser.errors import BrowserFault
+from webrl.browser.intake import PageIntake
 from webrl.browser.live_browser import LiveBrowser
-from webrl.browser.outcome import Event, EventKind
 from webrl.tasks import Viewport
 
 _LOGGER = logging.getLogger(__name__)
@@ -37,6 +36,10 @@ _MOVING = (
     "Not attached to an active page",
 )
 """Errors of a read that met a navigation: worth another try."""
+
+
+def _is_moving(fault: BrowserFault) -> bool:
+    return any(text in fault.detail for text in _MOVING)
 
 
 class LivePage:
@@ -60,17 +63,8 @@ class LivePage:
         self._session = ""
         self._browser = browser
         self._calls = calls
-        self._tasks = tasks
         self._config = config
-        self._events: list[Event] = []
-        self._num_dialogs = 0
-        self._is_closing = False
-        self._fault: BrowserFault | None = None
-        page.on("dialog", self._on_dialog)
-        page.on("crash", self._on_crash)
-        page.on("close", self._on_close)
-        page.on("download", self._on_download)
-        page.on("filechooser", self._on_file_chooser)
+        self.intake = PageIntake(page, calls, tasks, config, self.aclose)
 
     async def attach(self) -> None:
         """Open the DevTools session of the page.
@@ -93,38 +87,26 @@ class LivePage:
         )
         self._session = attached["sessionId"]
         self.target_id = target_id
+        self._browser.on_crash(target_id, self._fail)
 
     @property
     def is_usable(self) -> bool:
         """Return whether calls can be made."""
-        return self._fault is None and self._browser.is_alive
-
-    def take_events(self) -> tuple[Event, ...]:
-        """Return what happened since the last time, and start a new count of dialogs."""
-        events, self._events = tuple(self._events), []
-        self._num_dialogs = 0
-        return events
-
-    def note(self, kind: EventKind, detail: str) -> None:
-        """Record an event."""
-        self._events.append(Event(kind, detail[:_SHOWN_LENGTH]))
-
-    def adopt_events(self, events: tuple[Event, ...]) -> None:
-        """Take over what happened in a page that is gone."""
-        self._events.extend(events)
-
-    def give_up(self, fault: BrowserFault) -> None:
-        """Refuse every further call with `fault`; the first fault stays."""
-        if self._fault is None:
-            self._fault = fault
+        return self.intake.fault is None and self._browser.is_alive
 
     async def send(self, calls: Sequence[tuple[str, Parameters]], deadline_s: float) -> None:
-        """Send DevTools calls in one go and wait for them.
+        """Send input in one go and wait until the page has it.
+
+        Input that makes the page go elsewhere may stay unanswered: that is its effect, no fault.
 
         Raises:
-            BrowserFault: the page, its browser or a call failed, or the deadline was missed.
+            BrowserFault: the page or its browser failed, or the deadline was missed.
         """
-        await self._call(calls, deadline_s)
+        try:
+            await self._call(calls, deadline_s)
+        except BrowserFault as fault:
+            if not _is_moving(fault):
+                raise
 
     async def evaluate(self, script: str, *, park_pointer: bool = False) -> Any:
         """Return the JSON value of a JavaScript expression, promises awaited.
@@ -179,7 +161,7 @@ class LivePage:
             BrowserFault: the page can not be opened.
         """
         deadline_s = self._config.deadlines.navigate_s
-        self._check()
+        self.intake.check()
         self.loaded_url = None
         what = f"opening {url[:_SHOWN_LENGTH]}"
         wait_until = "load" if wait_until_load else "domcontentloaded"
@@ -194,6 +176,7 @@ class LivePage:
         if self.page.url == "about:blank" != url:
             raise BrowserFault("navigation_error", f"{what}: the page stayed blank")
         self.loaded_url = url
+        self.intake.has_document = True
         return None if response is None else response.status
 
     async def _explain(self, fault: BrowserFault) -> BrowserFault:
@@ -237,21 +220,23 @@ class LivePage:
         Raises:
             BrowserFault: the page did not answer.
         """
-        self.note("navigation_error", "the page did not load in time")
+        self.intake.note("navigation_error", "the page did not load in time")
         await self._call([("Page.stopLoading", {})], self._config.deadlines.evaluate_s)
 
     async def aclose(self) -> None:
         """Close the page; one that does not close is left to its context's end."""
-        self._is_closing = True
-        self.give_up(BrowserFault("page_crashed", "the page was closed"))
+        self.intake.is_closing = True
+        self.intake.give_up(BrowserFault("page_crashed", "the page was closed"))
         await quietly(
             self._calls.run(self.page.close(), self._config.deadlines.close_s, "page close"),
             "page",
         )
 
-    def _check(self) -> None:
-        if self._fault is not None:
-            raise BrowserFault(self._fault.kind, self._fault.detail) from self._fault
+    def _fail(self) -> None:
+        """Give the page up after a crash and release whoever waits for it."""
+        fault = BrowserFault("page_crashed", "the page's process ended")
+        self.intake.give_up(fault)
+        self._browser.devtools.fail(self._session, fault)
 
     async def _read(
         self, calls: Sequence[tuple[str, Parameters]], deadline_s: float
@@ -261,51 +246,18 @@ class LivePage:
             try:
                 return await self._call(calls, deadline_s)
             except BrowserFault as fault:
-                if not any(text in fault.detail for text in _MOVING):
+                if not _is_moving(fault):
                     raise
         return await self._call(calls, deadline_s)
 
     async def _call(
         self, calls: Sequence[tuple[str, Parameters]], deadline_s: float
     ) -> list[dict[str, Any]]:
-        self._check()
+        self.intake.check()
         try:
             return await self._browser.devtools.call_all(
                 self._session, calls, deadline_s=deadline_s
             )
         except BrowserFault:
-            self._check()  # a crash or a storm explains more than the call that met it
+            self.intake.check()  # a crash or a storm explains more than the call that met it
             raise
-
-    def _on_dialog(self, dialog: Dialog) -> None:
-        self._num_dialogs += 1
-        if self._num_dialogs <= self._config.max_dialogs_per_step:
-            self.note("dialog", f"{dialog.type} {dialog.message!r} accepted")
-        elif self._fault is None:
-            self.give_up(BrowserFault("dialog_storm", f"more than {self._num_dialogs - 1} dialogs"))
-            self._tasks.create_task(self.aclose())
-            return
-        answer = dialog.accept(dialog.default_value) if dialog.type == "prompt" else dialog.accept()
-        self._tasks.create_task(self._finish(answer, "dialog"))
-
-    async def _finish(self, call: Any, what: str) -> None:
-        await quietly(self._calls.run(call, self._config.deadlines.dialog_s, what), what)
-
-    def _on_crash(self, _: Page) -> None:
-        self.note("page_crashed", "the page's process ended")
-        self.give_up(BrowserFault("page_crashed", "the page's process ended"))
-
-    def _on_close(self, _: Page) -> None:
-        if not self._is_closing:
-            self.note("page_closed", "the page closed itself")
-        self.give_up(BrowserFault("page_crashed", "the page is closed"))
-
-    def _on_download(self, download: Download) -> None:
-        self.note("download", f"refused {download.suggested_filename!r}")
-        self._tasks.create_task(self._finish(download.cancel(), "download"))
-        if self.page.url == "about:blank" and self.loaded_url is None:
-            self.give_up(BrowserFault("page_crashed", "the tab was opened for a download alone"))
-            self._tasks.create_task(self.aclose())
-
-    def _on_file_chooser(self, _: FileChooser) -> None:
-        self.note("file_chooser", "a file chooser opened; there are no files to choose")

@@ -108,10 +108,10 @@ class PageShelf:
             page = await self._open(self._kept, task)
         self._pages[task.url] = page
         address = self._pool.address(task)
+        if page.num_episodes and page.num_episodes % self._pool.config.collect_garbage_every == 0:
+            await page.collect_garbage()
         if task.reset == "reload" or page.loaded_url != address:
             await self._load(page, task)
-        elif page.num_episodes % self._pool.config.collect_garbage_every == 0:
-            await page.collect_garbage()
         page.num_episodes += 1
         return page
 

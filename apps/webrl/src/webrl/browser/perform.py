@@ -58,7 +58,7 @@ class Performer:
             BrowserFault: the page or its browser failed.
         """
         if isinstance(action, Navigate) and (reason := self._refusal(page, action.url)):
-            page.note("refused", reason)
+            page.intake.note("refused", reason)
         elif isinstance(action, Wait):
             await self._sleep(self._config.wait_s)
         elif isinstance(action, TypeText | Press):
@@ -67,7 +67,7 @@ class Performer:
             await self._navigate(page, action.url)
         elif isinstance(action, GoBack):
             if not await self.go_back(page):
-                page.note("no_effect", "there is no page to go back to")
+                page.intake.note("no_effect", "there is no page to go back to")
         else:
             await page.send(_pointer_calls(page, action), self._config.deadlines.input_s)
 
@@ -89,7 +89,7 @@ class Performer:
         except BrowserFault as fault:
             if "Unknown key" not in fault.detail:
                 raise
-            page.note("no_effect", f"there is no key {getattr(action, 'key', '')!r}")
+            page.intake.note("no_effect", f"there is no key {getattr(action, 'key', '')!r}")
 
     async def go_back(self, page: LivePage) -> bool:
         """Go back one page in the history; return whether there was one.
@@ -122,7 +122,7 @@ def _note_navigation(page: LivePage, fault: BrowserFault) -> None:
     """
     if fault.kind not in ("navigation_error", "page_error", "timeout"):
         raise fault
-    page.note("navigation_error", fault.detail)
+    page.intake.note("navigation_error", fault.detail)
 
 
 def _pointer_calls(page: LivePage, action: Action) -> list[_MouseCall]:

@@ -21,8 +21,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
@@ -34,6 +32,7 @@ from webrl.browser.live_browser import Driver, LiveBrowser
 from webrl.browser.perform import Performer
 from webrl.browser.processes import proportional_bytes, sweep_leftovers
 from webrl.browser.session import BrowserSession
+from webrl.browser.statistics import PoolStatistics
 from webrl.errors import BrowserError
 from webrl.tasks import Task, TaskServer
 
@@ -47,23 +46,6 @@ _NUM_SHARED_FRAMES = 256
 """First screenshots kept for sharing: more groups than are ever under way at one moment."""
 _MEMORY_CHECK_EVERY = 500
 """Episodes between two readings of the browser's memory, which take some 50 ms."""
-
-
-class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the pool was entered."""
-
-    num_slots: int
-    """Sessions that may be open."""
-    num_open_sessions: int
-    """Sessions that are open."""
-    num_episodes: int
-    """Episodes that were started."""
-    num_contexts: int
-    """Contexts that were made."""
-    num_browser_launches: int
-    """Browsers that were launched, the first included."""
-    num_driver_starts: int
-    """Drivers that were started, the first included."""
 
 
 class BrowserPool:

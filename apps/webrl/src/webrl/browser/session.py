@@ -10,11 +10,11 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
-from webrl.actions import Action, Answer, GoBack, InvalidAction
+from webrl.actions import Action, Answer, ClickMark, GoBack, InvalidAction
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
 from webrl.browser.errors import BrowserFault
@@ -22,12 +22,16 @@ from webrl.browser.frames import FirstFrames
 from webrl.browser.judge import judge_answer, read_goal, read_state
 from webrl.browser.ladder import Rung, next_rung
 from webrl.browser.live_browser import LiveBrowser
-from webrl.browser.outcome import EndReason, Event, Observation, StepOutcome
+from webrl.browser.marks import as_click, marked_screenshot
+from webrl.browser.outcome import EndReason, Event, Mark, Observation, StepOutcome
 from webrl.browser.page import LivePage
 from webrl.browser.pages import PageShelf
 from webrl.browser.perform import Performer
 from webrl.browser.settle import settle
 from webrl.tasks import Task
+
+_Look: TypeAlias = tuple[bytes, tuple[Mark, ...]]
+"""A screenshot, and the numbers on it."""
 
 
 class Pool(Protocol):
@@ -189,23 +193,31 @@ class BrowserSession:
     async def _start(self, task: Task, seed: int) -> Observation:
         page = await self._shelf.page_for(task)
         goal = await read_goal(page, task, seed)
+        screenshot, marks = await self._first_look(page, task, seed)
         observation = Observation(
-            screenshot=await self._first_screenshot(page, task, seed),
+            screenshot=screenshot,
+            marks=marks,
             width=task.viewport.width,
             height=task.viewport.height,
             goal=goal,
             url=page.page.url,
-            events=page.take_events(),
+            events=page.intake.take(),
         )
         self._episode = _Episode(task=task, page=page, active=page, last=observation)
         return observation
 
-    async def _first_screenshot(self, page: LivePage, task: Task, seed: int) -> bytes:
+    async def _first_look(self, page: LivePage, task: Task, seed: int) -> _Look:
         frames = self._pool.frames
         if frames is None or not task.is_steady:
-            return await page.screenshot()
+            return await self._look(page)
         browser = self._shelf.context_of(task).browser
-        return await frames.get((browser.pid, task.url, task.viewport, seed), page.screenshot)
+        key = (browser.pid, task.url, task.viewport, seed)
+        return await frames.get(key, page.screenshot), ()
+
+    async def _look(self, page: LivePage) -> _Look:
+        if self._pool.config.is_marked:
+            return await marked_screenshot(page)
+        return await page.screenshot(), ()
 
     async def _step(self, episode: _Episode, action: Action | InvalidAction) -> StepOutcome:
         task = episode.task
@@ -213,9 +225,9 @@ class BrowserSession:
         if isinstance(action, Answer):
             return self._end(episode, judge_answer(task, action.text), "answer")
         if isinstance(action, InvalidAction):
-            episode.active.note("invalid_action", action.reason)
+            episode.active.intake.note("invalid_action", action.reason)
             if not is_last:
-                return self._continue(episode, episode.last.screenshot)
+                return self._continue(episode, (episode.last.screenshot, episode.last.marks))
         else:
             await self._act(episode, action)
         state = await read_state(episode.page, episode.active, task)
@@ -223,23 +235,29 @@ class BrowserSession:
             return self._end(episode, state.reward, "task")
         if is_last:
             return self._end(episode, state.reward, "max_steps")
-        return self._continue(episode, await self._screenshot(episode))
+        return self._continue(episode, await self._look_at_active(episode))
 
-    async def _screenshot(self, episode: _Episode) -> bytes:
-        """Return the active page's screenshot, or that of the page below when it just went away."""
+    async def _look_at_active(self, episode: _Episode) -> _Look:
+        """Look at the active page, or at the page below when it just went away."""
         try:
-            return await episode.active.screenshot()
+            return await self._look(episode.active)
         except BrowserFault:
             if episode.active is episode.page or episode.active.is_usable:
                 raise
             context = self._shelf.context_of(episode.task)
             episode.active = await context.active_page(episode.page)
-            return await episode.active.screenshot()
+            return await self._look(episode.active)
 
     async def _act(self, episode: _Episode, action: Action) -> None:
         """Perform `action`, let the page settle, and find out which page is active now."""
         context, task = self._shelf.context_of(episode.task), episode.task
         performer = self._pool.performer
+        if isinstance(action, ClickMark):
+            click = as_click(episode.active, action, episode.last.marks)
+            if click is None:
+                episode.active.intake.note("no_effect", f"there is no mark {action.mark}")
+                return
+            action = click
         if isinstance(action, GoBack) and episode.active is not episode.page:
             if not await performer.go_back(episode.active):
                 await context.close_top(episode.page)  # a tab's way back is to the page before it
@@ -253,13 +271,17 @@ class BrowserSession:
             if active is episode.active:
                 return
             if episode.active is not episode.page:
-                episode.page.adopt_events(episode.active.take_events())
+                episode.page.intake.adopt(episode.active.intake.take())
             episode.active = active
 
-    def _continue(self, episode: _Episode, screenshot: bytes) -> StepOutcome:
+    def _continue(self, episode: _Episode, look: _Look) -> StepOutcome:
         events = self._take_events(episode)
         episode.last = msgspec.structs.replace(
-            episode.last, screenshot=screenshot, url=episode.active.page.url, events=events
+            episode.last,
+            screenshot=look[0],
+            marks=look[1],
+            url=episode.active.page.url,
+            events=events,
         )
         return StepOutcome(observation=episode.last, is_done=False, events=events)
 
@@ -274,5 +296,5 @@ class BrowserSession:
         )
 
     def _take_events(self, episode: _Episode) -> tuple[Event, ...]:
-        events = episode.page.take_events()
-        return events if episode.active is episode.page else events + episode.active.take_events()
+        events = episode.page.intake.take()
+        return events if episode.active is episode.page else events + episode.active.intake.take()

@@ -6,6 +6,7 @@ from webrl.tasks.oracle import ORACLE_TASKS, oracle, target_map
 from webrl.tasks.registry import load_task, load_tasks, task_names
 from webrl.tasks.server import Handler, TaskServer
 from webrl.tasks.task import ResetMode, Task, Viewport
+from webrl.tasks.task_file import load_task_file
 
 __all__ = [
     "FAULT_CASES",
@@ -18,6 +19,7 @@ __all__ = [
     "Viewport",
     "html_root",
     "load_task",
+    "load_task_file",
     "load_tasks",
     "miniwob_names",
     "miniwob_task",

@@ -13,6 +13,7 @@ from webrl.tasks.faults import FAULT_CASES
 from webrl.tasks.faults import SUITE as FAULT_SUITE
 from webrl.tasks.miniwob import SUITE, miniwob_names, miniwob_task, page_names
 from webrl.tasks.task import Task
+from webrl.tasks.task_file import PREFIX, load_task_file
 
 
 def task_names() -> tuple[str, ...]:
@@ -25,12 +26,18 @@ def load_tasks(names: Iterable[str]) -> list[Task]:
     """Return the tasks of the given names, in the given order.
 
     Args:
-        names: Full names such as `miniwob/click-test-2`.
+        names: Full names such as `miniwob/click-test-2`, or `tasks:PATH` for those of a file.
 
     Raises:
-        TaskError: a name is not known; the message holds the nearest one.
+        TaskError: a name is not known (the message holds the nearest one), or a file is wrong.
     """
-    return [load_task(name) for name in names]
+    tasks: list[Task] = []
+    for name in names:
+        if name.startswith(PREFIX):
+            tasks += load_task_file(name.removeprefix(PREFIX))
+        else:
+            tasks.append(load_task(name))
+    return tasks
 
 
 def load_task(name: str) -> Task:

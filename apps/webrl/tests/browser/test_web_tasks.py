@@ -1,0 +1,228 @@
+"""Tasks with an address, a goal and an evaluator; sites that are down; reports of other projects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+from aiohttp import web
+from webrl.actions import (
+    Answer,
+    ClickMark,
+    GoBack,
+    LeftClick,
+    Navigate,
+    Press,
+    Scroll,
+    TypeText,
+    Wait,
+)
+from webrl.browser import BrowserConfig, BrowserFault, BrowserPool, BrowserSession, Deadlines
+from webrl.tasks import Task, TaskServer, Viewport, load_task
+
+pytestmark = pytest.mark.browser
+_T = TypeVar("_T")
+
+_PAGES = {
+    "/": """<a id=a href="/second" style="position:fixed;left:0;top:0;width:200px;height:100px">
+        go</a><input id=i style="position:fixed;left:200px;top:0;width:200px;height:100px">
+        <div style="height:3000px"></div>""",
+    "/second": "<title>second</title>second",
+    "/slow-image": '<img src="/never"><p>here</p>',
+}
+
+
+async def _site(request: web.BaseRequest) -> web.StreamResponse:
+    if request.path == "/never":
+        await asyncio.Event().wait()
+    if request.path == "/wall":
+        return web.Response(
+            status=403, text="<title>Just a moment...</title>", content_type="text/html"
+        )
+    page = _PAGES.get(request.path)
+    if page is None:
+        return web.Response(status=404, text="no such page")
+    return web.Response(text=f"<!doctype html>{page}", content_type="text/html")
+
+
+def _run(
+    body: Callable[[BrowserPool, BrowserSession, str], Awaitable[_T]],
+    *,
+    navigate_s: float = 10.0,
+) -> _T:
+    """Run `body` with a session and the address of a site that is not the task server."""
+
+    async def main() -> _T:
+        deadlines = Deadlines(navigate_s=navigate_s)
+        config = BrowserConfig(num_slots=2, deadlines=deadlines, wait_s=0.2)
+        async with (
+            TaskServer(routes={"/": _site}) as site,
+            BrowserPool(config) as pool,
+            await pool.session() as session,
+        ):
+            return await body(pool, session, site.base_url)
+
+    return asyncio.run(main())
+
+
+def _task(url: str, **changes: object) -> Task:
+    values: dict[str, object] = {
+        "suite": "web",
+        "name": "site",
+        "goal": "Look around.",
+        "answer": "yes",
+        "allow_private": True,
+        "settle_s": 2.0,
+        "viewport": Viewport(400, 300),
+        "max_steps": 20,
+    }
+    return Task(url=url, **(values | changes))  # type: ignore[arg-type]
+
+
+def test_reaching_the_final_address_is_the_success() -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> tuple[object, ...]:
+        await session.reset(_task(base + "/", final_url=".*/second", answer=None), 0)
+        outcome = await session.step(LeftClick(250, 150))
+        return outcome.is_done, outcome.reward, outcome.end_reason
+
+    assert _run(body) == (True, 1.0, "task")
+
+
+def test_a_session_goes_places_and_comes_back() -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> list[str]:
+        await session.reset(_task(base + "/"), 0)
+        urls: list[str] = []
+        for action in (Navigate(base + "/second"), GoBack(), LeftClick(250, 150), GoBack()):
+            outcome = await session.step(action)
+            assert outcome.observation is not None
+            urls.append(outcome.observation.url.removeprefix(base))
+        assert (await session.step(Answer("yes"))).reward == 1.0
+        return urls
+
+    assert _run(body) == ["/second", "/", "/second", "/"]
+
+
+def test_keys_text_and_wheel_reach_the_page() -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> list[object]:
+        await session.reset(_task(base + "/"), 0)
+        await session.step(LeftClick(750, 150))
+        await session.step(TypeText("Hello, wörld"))
+        await session.step(Press("Backspace"))
+        typed = await session.evaluate("document.getElementById('i').value")
+        await session.step(Press("Control+a"))
+        await session.step(TypeText("x"))
+        replaced = await session.evaluate("document.getElementById('i').value")
+        await session.step(Scroll(500, 800, 0, 500))
+        await session.step(Wait())
+        unknown = await session.step(Press("NoSuchKey"))
+        events = [event.kind for event in unknown.events]
+        return [typed, replaced, await session.evaluate("scrollY"), events]
+
+    assert _run(body) == ["Hello, wörl", "x", 150, ["no_effect"]]
+
+
+def test_addresses_that_are_refused_are_told_to_the_policy() -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> list[str]:
+        first = await session.reset(_task(base + "/"), 0)
+        texts: list[str] = []
+        for url in ("file:///etc/passwd", "chrome://version", "javascript:alert(1)"):
+            outcome = await session.step(Navigate(url))
+            assert outcome.observation is not None
+            assert outcome.observation.url == first.url
+            texts += [event.kind for event in outcome.events]
+        return texts
+
+    assert _run(body) == ["refused"] * 3
+
+
+def test_an_address_that_does_not_answer_is_an_event_and_not_the_end() -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> tuple[list[str], bool]:
+        await session.reset(_task(base + "/"), 0)
+        outcome = await session.step(Navigate("http://127.0.0.1:9/"))
+        back = await session.step(GoBack())
+        assert back.observation is not None
+        return [event.kind for event in outcome.events], back.observation.url == base + "/"
+
+    kinds, is_back = _run(body)
+    assert kinds == ["navigation_error"]
+    assert is_back
+
+
+def test_an_image_that_never_arrives_does_not_hold_the_page() -> None:
+    # playwright#37226: waiting for an idle network never ends.
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> bytes:
+        task = _task(base + "/slow-image", settle_s=0.3)
+        return (await session.reset(task, 0)).screenshot
+
+    assert _run(body).startswith(b"\x89PNG")
+
+
+def test_a_site_that_is_down_is_given_up_twice_and_the_session_lives() -> None:
+    # Two failing visits in a row leave a page whose close never returns (no report known): the
+    # session must come back all the same.
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> tuple[list[str], str]:
+        kinds: list[str] = []
+        for _attempt in range(2):
+            with pytest.raises(BrowserFault) as caught:
+                await session.reset(_task("http://127.0.0.1:9/"), 0)
+            kinds.append(caught.value.kind)
+        return kinds, (await session.reset(_task(base + "/"), 0)).url.removeprefix(base)
+
+    assert _run(body) == (["navigation_error"] * 2, "/")
+
+
+def test_a_wall_to_robots_is_blocked_and_no_failure() -> None:
+    # WebVoyager#11, BrowserGym#319: an interstitial counted as the policy's failure.
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> str:
+        with pytest.raises(BrowserFault) as caught:
+            await session.reset(_task(base + "/wall"), 0)
+        return caught.value.kind
+
+    assert _run(body) == "blocked"
+
+
+def test_a_missing_page_is_shown_to_the_policy() -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> str:
+        return (await session.reset(_task(base + "/no-such-page"), 0)).url.removeprefix(base)
+
+    assert _run(body) == "/no-such-page"
+
+
+def test_two_hundred_cancelled_scripts_harm_no_page() -> None:
+    # playwright-python#2581, #2238: cancellation gave InvalidStateError for ever after.
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> object:
+        await session.reset(_task(base + "/"), 0)
+        for _attempt in range(200):
+            async with asyncio.TaskGroup() as tasks:
+                hung = tasks.create_task(session.evaluate("new Promise(() => {})"))
+                await asyncio.sleep(0)
+                hung.cancel()
+        return await session.evaluate("1 + 1")
+
+    assert _run(body) == 2
+
+
+def test_marked_screenshots_number_what_can_be_clicked() -> None:
+    async def main() -> list[object]:
+        config = BrowserConfig(num_slots=1, is_marked=True)
+        async with BrowserPool(config) as pool, await pool.session() as session:
+            observation = await session.reset(load_task("miniwob/click-button-sequence"), 3)
+            texts = sorted(mark.text for mark in observation.marks)
+            nothing = await session.step(ClickMark(99))
+            left = await session.evaluate("document.querySelectorAll('awrl-marks').length")
+            rewards: list[object] = []
+            for wanted in ("button: ONE", "button: TWO"):
+                assert nothing.observation is not None
+                marks = nothing.observation.marks
+                number = next(mark.number for mark in marks if mark.text == wanted)
+                outcome = await session.step(ClickMark(number))
+                rewards.append(outcome.reward)
+            return [texts, [event.kind for event in nothing.events], left, rewards]
+
+    texts, events, left, rewards = asyncio.run(main())
+    assert texts == ["button: ONE", "button: TWO"]
+    assert events == ["no_effect"]
+    assert left == 0
+    assert rewards == [None, 1.0]

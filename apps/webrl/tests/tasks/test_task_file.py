@@ -1,0 +1,62 @@
+"""Tasks of one's own, from a JSON-lines file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from webrl.errors import TaskError
+from webrl.tasks import Viewport, load_task_file, load_tasks
+
+GOOD = '{"name": "a", "url": "https://a.example/", "goal": "What?", "answer": "4[0-9]"}'
+
+
+def _file(folder: Path, *lines: str) -> Path:
+    path = folder / "tasks.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_lines_become_tasks_of_the_suite_web(tmp_path: Path) -> None:
+    other = (
+        '{"name": "b", "url": "https://b.example/", "goal": "Go.", "final_url": "https://b.*",'
+        ' "viewport": {"width": 640, "height": 480}, "max_steps": 3}'
+    )
+    first, second = load_tasks([f"tasks:{_file(tmp_path, GOOD, '', other)}"])
+    assert (first.full_name, first.reset, first.viewport) == (
+        "web/a",
+        "new_context",
+        Viewport(1280, 720),
+    )
+    assert (second.full_name, second.max_steps, second.viewport) == ("web/b", 3, Viewport(640, 480))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("not json", "line 2: JSON is malformed"),
+        ('{"name": "b", "url": "https://b.example/"}', "missing required field `goal`"),
+        (GOOD.replace('"answer"', '"answr"'), "unknown field `answr`"),
+        (GOOD.replace('"4[0-9]"', '"4["'), "answer must be a regular expression, got '4['"),
+        (GOOD.replace('"answer": "4[0-9]"', '"max_steps": 3'), "an evaluator must be set"),
+        (GOOD.replace("https://a.example/", "file:///etc/passwd"), "url must start with http"),
+        (GOOD.replace('"What?"', '" "'), "goal must not be blank"),
+        (GOOD.replace('"answer": "4[0-9]"', '"answer": "x", "max_steps": 0'), "max_steps must be"),
+        (GOOD.replace('"answer": "4[0-9]"', '"answer": "x", "settle_s": -1'), "settle_s must be"),
+        (GOOD, "name must be unique, got 'a' again"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    with pytest.raises(TaskError, match="line 2: ") as caught:
+        load_task_file(_file(tmp_path, GOOD, line))
+    assert reason in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"task file must be readable, got .*none.jsonl"):
+        load_task_file(tmp_path / "none.jsonl")
+
+
+def test_an_empty_file_is_no_task_file(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="task file must hold a task"):
+        load_task_file(_file(tmp_path, "", " "))
