@@ -127,6 +127,29 @@ def mixed_images(_: Path) -> Any:
 
 
 @program
+def mini_batches_by_epochs(_: Path) -> Any:
+    """Two steps an epoch, two epochs: proximal log-probs stay those of the start."""
+    results: list[Any] = []
+    for loss in (
+        LossConfig(aggregation="sequence_mean", behav_imp_weight_cap=1.1),
+        LossConfig(use_decoupled_loss=False, dual_clip=3.0),
+        LossConfig(proximal_method="metrics", clip_low=0.01, clip_high=0.01),
+    ):
+        config = ActorConfig(
+            optimizer=OptimizerConfig(kind="sgd", lr=2.0, max_grad_norm=None),
+            loss=loss,
+            token_budget=30,
+            num_mini_batches=2,
+            num_epochs=2,
+        )
+        actor = FSDPActor(TinyPolicy(), config, collate=collate_text)
+        results.append(([actor.update(make_rows(7))], full_weights(actor.policy)))
+    metrics = [metric for each, _ in results for metric in each]
+    weights = {f"{i}/{name}": v for i, (_, ws) in enumerate(results) for name, v in ws.items()}
+    return metrics, weights
+
+
+@program
 def few_rows(_: Path) -> Any:
     """BR-41: fewer rows than ranks."""
     actor = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)

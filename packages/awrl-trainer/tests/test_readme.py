@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from pathlib import Path
 
 import awrl_trainer
@@ -27,6 +29,25 @@ def test_the_readme_is_short() -> None:
 def test_every_public_name_exists_and_the_list_is_sorted() -> None:
     assert list(awrl_trainer.__all__) == sorted(awrl_trainer.__all__)
     assert all(hasattr(awrl_trainer, name) for name in awrl_trainer.__all__)
+
+
+def test_only_the_extra_imports_transformers_and_nothing_imports_the_application() -> None:
+    allowed = {"awrl_ppo_loss", "awrl_trainer", "numpy", "safetensors", "torch"}
+    for path in (ROOT / "src").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = {
+            name.split(".")[0]
+            for node in ast.walk(tree)
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        extra = {"transformers"} if path.name.startswith("hf") else set[str]()
+        assert names - sys.stdlib_module_names <= allowed | extra, path.name
 
 
 def test_modules_are_small() -> None:

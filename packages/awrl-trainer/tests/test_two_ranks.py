@@ -29,12 +29,23 @@ def assert_equal_updates(one: Any, two: list[Any]) -> None:
             torch.testing.assert_close(their_weights[name], value, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["three_sgd_steps", "few_rows"])
+@pytest.mark.parametrize("name", ["three_sgd_steps", "mini_batches_by_epochs", "few_rows"])
 def test_loss_gradients_and_weights_equal_one_process(
     name: str, on_two_ranks: OnTwoRanks, in_one_process: InOneProcess
 ) -> None:
     """BR-41 (fewer rows than ranks) among them."""
     assert_equal_updates(in_one_process(name), on_two_ranks(name))
+
+
+def test_later_steps_of_an_update_move_away_from_the_proximal_policy(
+    on_two_ranks: OnTwoRanks,
+) -> None:
+    metrics = on_two_ranks("mini_batches_by_epochs")[0][0]
+    assert all(each["optimizer/num_steps"] == 4 for each in metrics)
+    assert all(each["update_ratio/max"] > 1.001 for each in metrics)
+    assert metrics[2]["clip/fraction"] > 0
+    assert metrics[2]["proximal/loglinear_abs_error_mean"] > 0
+    assert metrics[0]["staleness_ratio/capped_fraction"] > 0
 
 
 def test_br_40_tokens_weigh_the_same_on_every_rank(

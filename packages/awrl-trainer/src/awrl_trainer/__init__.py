@@ -17,6 +17,7 @@ from awrl_trainer.materialize import WeightReader, materialize, parameters_on_me
 from awrl_trainer.metrics import UpdateMetrics
 from awrl_trainer.micro_batches import MicroBatch, RowSize, plan_micro_batches
 from awrl_trainer.model_batches import RowInputs, collate_model_inputs
+from awrl_trainer.policy_module import SplitModel
 from awrl_trainer.rows import Batch, Collate, TrainRow
 from awrl_trainer.sharding import data_parallel_mesh
 from awrl_trainer.text_batches import collate_packed_text, collate_text
@@ -39,6 +40,7 @@ from awrl_trainer.weights.protocols import (
 from awrl_trainer.weights.publisher import XcclPublisher
 from awrl_trainer.weights.report import PublisherConfig, PublishReport
 from awrl_trainer.weights.sender import LocalWeightSource
+from awrl_trainer.weights.window import WindowState
 
 __all__ = [
     "ActorConfig",
@@ -66,6 +68,7 @@ __all__ = [
     "RanksDisagreeError",
     "RowInputs",
     "RowSize",
+    "SplitModel",
     "TensorSpec",
     "TrainRow",
     "TrainerError",
@@ -74,6 +77,7 @@ __all__ = [
     "WeightReader",
     "WeightReceiver",
     "WeightSource",
+    "WindowState",
     "XcclPublisher",
     "collate_model_inputs",
     "collate_packed_text",
