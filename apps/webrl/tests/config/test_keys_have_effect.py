@@ -6,19 +6,20 @@ import ast
 from pathlib import Path
 
 import webrl
-from webrl.config import all_keys
+from webrl.config import all_keys, load_config
 
 SOURCES = Path(webrl.__file__).parent
+SYSTEM = ("system/*.py",)
 READERS = ("system/*.py", "cli/*.py", "config/run.py", "config/services.py", "config/published.py")
 """Where keys turn into what a run does. Checks and reports of the configuration do not count."""
 
 
-def attributes_read() -> set[str]:
+def attributes_read(readers: tuple[str, ...]) -> set[str]:
     """Return every attribute name that the readers read outside of `__post_init__`."""
     read: set[str] = set()
     pending: list[ast.AST] = [
         ast.parse(file.read_text(encoding="utf-8"))
-        for reader in READERS
+        for reader in readers
         for file in sorted(SOURCES.glob(reader))
     ]
     while pending:
@@ -32,7 +33,18 @@ def attributes_read() -> set[str]:
 
 
 def test_every_key_is_read_by_the_system() -> None:
-    read = attributes_read()
+    read = attributes_read(READERS)
     unread = [key for key in all_keys() if key.rsplit(".", 1)[-1] not in read]
     # There is one scheduler; its key is there so that published configurations load.
     assert set(unread) <= {"scheduler.type"}, "\n".join(unread)
+
+
+def test_the_arguments_of_sglang_servers_reach_them() -> None:
+    assert "sglang_arguments" in attributes_read(SYSTEM)
+
+
+def test_sglang_is_started_with_the_limits_of_the_configuration() -> None:
+    words = load_config("webgym_48_16").config.inference.sglang_arguments
+    assert " ".join(words) == (
+        "--context-length 16384 --max-running-requests 48 --mem-fraction-static 0.75"
+    )

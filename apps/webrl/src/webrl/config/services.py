@@ -77,9 +77,9 @@ class InferenceConfig:
     num_threads: int = 1
     """Threads of one `embedded` server on a CPU."""
     max_running_requests: int = 48
-    """Requests that one server decodes at one moment."""
+    """Requests that one `sglang` server decodes at one moment."""
     context_length: int = 16384
-    """Longest prompt with its answer, in tokens."""
+    """Longest prompt with its answer, in tokens; `max_new_tokens` must be below it."""
     mem_fraction_static: float = 0.75
     """Share of the GPU that an `sglang` server takes for weights and KV cache."""
 
@@ -105,6 +105,16 @@ class InferenceConfig:
             "Typical value: 0.75.",
         )
         rules.finish()
+
+    @property
+    def sglang_arguments(self) -> tuple[str, ...]:
+        """What an `sglang` server is started with, beyond policy, address and port."""
+        values = {
+            "--context-length": self.context_length,
+            "--max-running-requests": self.max_running_requests,
+            "--mem-fraction-static": self.mem_fraction_static,
+        }
+        return tuple(word for flag, value in values.items() for word in (flag, str(value)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
