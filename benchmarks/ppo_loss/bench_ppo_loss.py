@@ -12,83 +12,22 @@ what it held before the call, so without hidden states and head but with their g
 """
 
 import argparse
-import importlib
 import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from awrl_ppo_loss import (
     decoupled_ppo_loss,
-    logprobs_from_hidden,
     logprobs_from_logits,
     ppo_loss,
 )
+from logprob_variants import Sizes, Variant, all_variants
 from torch import Tensor
 
 LOSS_TOKENS = (2_048, 16_384, 131_072)
 """Sizes of a micro-batch at which the two losses are compared."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """What is measured, and how often."""
-
-    device: str
-    tokens: int
-    hidden: int
-    vocabulary: int
-    dtype: torch.dtype
-    repeats: int
-    use_compile: bool
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to log-probs: hidden states, head, labels -> a value per token, or their mean."""
-
-    name: str
-    call: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def naive(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
-    """The bar: all logits, in float32."""
-    logits = hidden @ head.t()
-    return logits.float().log_softmax(dim=-1).gather(1, labels[:, None])[:, 0]
-
-
-def from_logits(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
-    return logprobs_from_logits(hidden @ head.t(), labels)
-
-
-def fused(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
-    return logprobs_from_hidden(hidden, head, labels)
-
-
-def fused_compiled(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
-    return logprobs_from_hidden(hidden, head, labels, use_compile=True)
-
-
-def others() -> tuple[list[Variant], dict[str, str]]:
-    """Return the functions of other libraries that import here, and why the rest does not."""
-    variants: list[Variant] = []
-    missing: dict[str, str] = {}
-    try:
-        cce = importlib.import_module("cut_cross_entropy").linear_cross_entropy
-        variants.append(
-            Variant("cut_cross_entropy", lambda h, w, y: -cce(h, w, y, reduction="none"))
-        )
-    except ImportError as error:
-        missing["cut_cross_entropy"] = str(error)
-    try:
-        transformers = importlib.import_module("liger_kernel.transformers")
-        liger = transformers.LigerFusedLinearCrossEntropyLoss(reduction="mean")
-        variants.append(Variant("liger_mean_only", lambda h, w, y: -liger(w, h, y)))
-    except ImportError as error:
-        missing["liger_mean_only"] = str(error)
-    return variants, missing
 
 
 def synchronize(device: str) -> None:
@@ -142,12 +81,7 @@ def bench_logprobs(sizes: Sizes) -> dict[str, object]:
         sizes.vocabulary, (sizes.tokens,), generator=generator, device=sizes.device
     )
     upstream = normal(sizes.tokens)
-    variants = [Variant("naive", naive), Variant("from_logits", from_logits)]
-    variants.append(Variant("fused", fused))
-    if sizes.use_compile:
-        variants.append(Variant("fused_compiled", fused_compiled))
-    found, missing = others()
-    variants += found
+    variants, missing = all_variants(sizes)
 
     def run(variant: Variant) -> list[Tensor]:
         value = variant.call(hidden, head, labels)

@@ -261,11 +261,8 @@ class SGLangClient:
                 f"model_path must be an absolute folder, got {model_path!r}. "
                 "Hub ids are refused: download first and give the local path."
             )
-        body: dict[str, object] = {
-            "model_path": model_path,
-            "abort_all_requests": False,
-            "flush_cache": flush_cache,
-        }
+        body: dict[str, object] = {"model_path": model_path, "abort_all_requests": False}
+        body["flush_cache"] = flush_cache
         if weight_version is not None:
             body["weight_version"] = str(weight_version)
         await self._transport.post("/update_weights_from_disk", body, deadline_s=deadline_s)
@@ -281,13 +278,11 @@ class SGLangClient:
         """Return checksums of the server's weights.
 
         Args:
-            names: Weights that are wanted; all when `None`. SGLang itself always gives all, under
-                names of its own for the weights that it fuses.
+            names: Weights that are wanted, all when `None`; SGLang always gives all, as it fuses them.
             deadline_s: Seconds until the server must have answered.
         """
         body: dict[str, object] = {"action": "checksum"}
-        if names is not None:
-            body["names"] = list(names)
+        body |= {} if names is None else {"names": list(names)}
         reply = await self._transport.post("/weights_checker", body, deadline_s=deadline_s)
         return checksums_from_reply(reply)
 

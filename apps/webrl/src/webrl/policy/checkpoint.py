@@ -97,6 +97,22 @@ def init_policy(out_dir: str | Path, config: InitPolicyConfig | None = None) -> 
     return report
 
 
+def _vision_config(config: InitPolicyConfig) -> dict[str, object]:
+    return {
+        "depth": config.vision_depth,
+        "hidden_size": config.vision_hidden_size,
+        "intermediate_size": config.vision_intermediate_size,
+        "num_heads": config.vision_heads,
+        "patch_size": config.patch_px,
+        "spatial_merge_size": config.merge,
+        "temporal_patch_size": 2,
+        "out_hidden_size": config.hidden_size,
+        "num_position_embeddings": 256,
+        "deepstack_visual_indexes": [0],
+        "initializer_range": config.initializer_range,
+    }
+
+
 def build_model_config(
     config: InitPolicyConfig, tokenizer: PreTrainedTokenizerFast
 ) -> Qwen3VLConfig:
@@ -126,22 +142,9 @@ def build_model_config(
         "pad_token_id": ids[vocabulary.END_OF_TEXT],
         "tie_word_embeddings": True,
     }
-    vision = {
-        "depth": config.vision_depth,
-        "hidden_size": config.vision_hidden_size,
-        "intermediate_size": config.vision_intermediate_size,
-        "num_heads": config.vision_heads,
-        "patch_size": config.patch_px,
-        "spatial_merge_size": config.merge,
-        "temporal_patch_size": 2,
-        "out_hidden_size": config.hidden_size,
-        "num_position_embeddings": 256,
-        "deepstack_visual_indexes": [0],
-        "initializer_range": config.initializer_range,
-    }
     return Qwen3VLConfig(
         text_config=text,
-        vision_config=vision,
+        vision_config=_vision_config(config),
         image_token_id=ids[vocabulary.IMAGE_PAD],
         video_token_id=ids[vocabulary.VIDEO_PAD],
         vision_start_token_id=ids[vocabulary.VISION_START],
