@@ -77,7 +77,7 @@ class ActorConfig:
     kl_ctl: float = 0.0
     """Weight of the KL term to the policy that training started from; 0 builds no reference."""
     group_advantage_norm: Literal["mean_std", "mean"] = "mean_std"
-    """How rewards of a group become advantages: minus the mean, and over the deviation or not."""
+    """`mean_std`: minus the group's mean, over its deviation; `mean`: minus the mean of the others."""
     ppo_n_minibatches: int = 1
     """Optimizer steps that one batch is cut into, each pass."""
     ppo_n_epochs: int = 1

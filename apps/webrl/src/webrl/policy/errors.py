@@ -9,9 +9,7 @@ PolicyError (ValueError)
 
 from __future__ import annotations
 
-
-class PolicyError(ValueError):
-    """Root of the package's errors; not raised for errors of transformers or the file system."""
+from webrl.errors import PolicyError
 
 
 class CheckpointError(PolicyError):

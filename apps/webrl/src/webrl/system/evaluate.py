@@ -86,6 +86,7 @@ async def _evaluate(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult
             0,
             InferenceServerActor,
             mapping.server_spec(config, policy_path),
+            0,
             "eval-0",
             str(job.log_dir),
         )

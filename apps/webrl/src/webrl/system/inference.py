@@ -34,22 +34,35 @@ class ServerSpec:
     """Torch threads of an embedded server."""
     start_timeout_s: float = 120.0
     """Deadline for the first healthy answer, in seconds."""
+    base_port: int = 0
+    """Port of the first server of the run, the others follow; 0 lets the system choose."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of an SGLang server."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return what the server's process gets in its environment.
+
+        SGLang keeps the vision tower's output by image and no update clears it, so a screenshot that
+        comes back after an update of a trained vision tower would get log-probs of other weights.
+        """
+        return {"OMP_NUM_THREADS": str(self.num_threads), "SGLANG_VLM_CACHE_SIZE_MB": "0"}
 
 
 class InferenceServer:
     """Supervises one server process; the class behind the Ray actor."""
 
-    def __init__(self, spec: ServerSpec, name: str, log_dir: str) -> None:
+    def __init__(self, spec: ServerSpec, index: int, name: str, log_dir: str) -> None:
         """Remember how to start the server.
 
         Args:
             spec: How to start it.
+            index: Number of the server over all roles; added to a given base port.
             name: Name for its log file, such as ``rollout-0``.
             log_dir: Folder for the log.
         """
         self._spec = spec
+        self._index = index
         self._log_path = Path(log_dir) / f"{name}.log"
         self._process: ServerProcess | None = None
 
@@ -62,7 +75,7 @@ class InferenceServer:
         for attempt in range(START_ATTEMPTS):
             self.stop()
             spec = self._spec
-            port = find_free_port(spec.host)
+            port = spec.base_port + self._index if spec.base_port else find_free_port(spec.host)
             if spec.backend == "embedded":
                 command = embedded_command(spec.model_path, spec.host, port, spec.num_threads)
             else:
@@ -71,7 +84,7 @@ class InferenceServer:
                 command,
                 url=f"http://{spec.host}:{port}",
                 log_path=self._log_path,
-                env={"OMP_NUM_THREADS": str(spec.num_threads)},
+                env=spec.environment,
             )
             try:
                 await asyncio.to_thread(self._process.wait_until_healthy, spec.start_timeout_s)

@@ -115,7 +115,9 @@ async def launch(
         spec = mapping.server_spec(config, policy_path)
         system.servers = _server_workers(scheduler, mapping.ROLLOUT, spec, log_dir)
         if config.test_rollout.enabled:
-            system.test_servers = _server_workers(scheduler, mapping.TEST_ROLLOUT, spec, log_dir)
+            system.test_servers = _server_workers(
+                scheduler, mapping.TEST_ROLLOUT, spec, log_dir, first=len(system.servers)
+            )
         stack.push_async_callback(stop_servers, [*system.servers, *system.test_servers])
         system.ranks = _rank_workers(config, system, policy_path)
         async with task_scope() as group:
@@ -205,11 +207,17 @@ async def stop_servers(servers: Sequence[WorkerHandle]) -> None:
 
 
 def _server_workers(
-    scheduler: RayScheduler, role: str, spec: ServerSpec, log_dir: Path
+    scheduler: RayScheduler, role: str, spec: ServerSpec, log_dir: Path, *, first: int = 0
 ) -> list[WorkerHandle]:
     return [
         scheduler.create_worker(
-            role, rank, InferenceServerActor, spec, f"{role}-{rank}", str(log_dir)
+            role,
+            rank,
+            InferenceServerActor,
+            spec,
+            first + rank,
+            f"{role}-{rank}",
+            str(log_dir),
         )
         for rank in range(scheduler.num_workers(role))
     ]

@@ -22,7 +22,7 @@ from webrl.system.placement import RoleSpec
 from webrl.system.rollout_worker import WorkerSpec
 from webrl.system.update_engine import EngineSpec
 from webrl.system.workflow import WorkflowConfig
-from webrl.tasks import Task, load_task
+from webrl.tasks import Task, Viewport, load_task
 
 ROLLOUT = "rollout"
 ACTOR = "actor"
@@ -105,6 +105,9 @@ def test_tasks(config: WebRLConfig) -> tuple[Task, ...]:
 def _task(config: WebRLConfig, name: str, max_steps: int) -> Task:
     task = load_task(name)
     changes: dict[str, object] = {"max_steps": max_steps}
+    width, height = config.env.viewport_width, config.env.viewport_height
+    if width is not None and height is not None:
+        changes["viewport"] = Viewport(width, height)
     if config.env.reset is not None:
         changes["reset"] = config.env.reset
     return msgspec.structs.replace(task, **changes)
@@ -176,6 +179,8 @@ def server_spec(config: WebRLConfig, policy_path: str) -> ServerSpec:
         model_path=policy_path,
         num_threads=config.inference.num_threads,
         start_timeout_s=config.scheduler.startup_timeout_s,
+        base_port=config.inference.base_port,
+        extra_args=config.inference.sglang_arguments,
     )
 
 
