@@ -55,11 +55,12 @@ class ProcessorTime:
             await asyncio.sleep(0.5)
 
 
-async def _episodes(session: BrowserSession, tasks: list[Task], seeds: range) -> int:
+async def _episodes(session: BrowserSession, tasks: list[Task], seeds: range, siblings: int) -> int:
     steps = 0
     for seed in seeds:
         draw = random.Random(seed)
-        await session.reset(tasks[seed % len(tasks)], seed)
+        instance = seed // siblings
+        await session.reset(tasks[instance % len(tasks)], instance)
         is_done = False
         while not is_done:
             click = LeftClick(draw.randint(0, 999), draw.randint(220, 930))
@@ -74,20 +75,21 @@ async def _measure(options: argparse.Namespace) -> dict[str, object]:
         num_slots=options.sessions,
         screenshot_format=options.format,
         extra_args=tuple(options.arg),
+        share_first_screenshot=options.share,
     )
-    share = options.episodes // options.sessions
+    seeds = range(1_000_000, 1_000_000 + options.episodes)
     async with BrowserPool(config) as pool:
         sessions = [await pool.session() for _ in range(options.sessions)]
         async with asyncio.TaskGroup() as group:
             for number, session in enumerate(sessions):
-                group.create_task(_episodes(session, tasks, range(number * 100, number * 100 + 10)))
+                group.create_task(_episodes(session, tasks, range(number, 80, options.sessions), 1))
         cpu = ProcessorTime()
         before, started = cpu.sample(), time.perf_counter()
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(cpu.watch())
             runs = [
                 group.create_task(
-                    _episodes(session, tasks, range(1000 + n * share, 1000 + (n + 1) * share))
+                    _episodes(session, tasks, seeds[n :: options.sessions], options.siblings)
                 )
                 for n, session in enumerate(sessions)
             ]
@@ -95,12 +97,14 @@ async def _measure(options: argparse.Namespace) -> dict[str, object]:
             watch.cancel()
         elapsed = time.perf_counter() - started
         spent = cpu.sample() - before
-        count = share * options.sessions
+        count = len(seeds)
     return {
         "sessions": options.sessions,
         "tasks": options.task,
         "format": options.format,
         "args": options.arg,
+        "siblings": options.siblings,
+        "shared_first_screenshot": options.share,
         "episodes": count,
         "episodes_per_s": round(count / elapsed, 1),
         "steps_per_s": round(steps / elapsed, 1),
@@ -115,6 +119,8 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=4)
     parser.add_argument("--episodes", type=int, default=800)
     parser.add_argument("--task", action="append", default=[])
+    parser.add_argument("--siblings", type=int, default=1, help="episodes of each seed")
+    parser.add_argument("--share", action="store_true", help="share the first screenshot")
     parser.add_argument("--format", default="png")
     parser.add_argument("--arg", action="append", default=[], help="switch for the browser")
     options = parser.parse_args()

@@ -60,7 +60,7 @@ def test_the_first_solution_is_at_the_middle_of_a_field() -> None:
     pages = factory("field")
     for page in [pages.draw() for _ in range(20)]:
         inside = np.argwhere((page.pixels[52:208] != 255).any(axis=2))
-        middle_y, middle_x = inside.mean(axis=0) + (52, 0)
+        middle_y, middle_x = inside[:, 0].mean() + 52, inside[:, 1].mean()
         x, y = page.solutions[0].removeprefix("left_click(").removesuffix(")").split(", ")
         assert abs(int(x) * 160 / 1000 - middle_x) <= GRID.bin_px
         assert abs(int(y) * 224 / 1000 - middle_y) <= GRID.bin_px

@@ -36,18 +36,19 @@ async def _generate(http: web.Request) -> web.StreamResponse:
     request, answers = _request(state, body)
     state.active_rids.add(request.rid)
     state.engine.submit(request)
-    is_done = False
+    is_answered = False
     try:
         if request.is_stream:
-            response = await _stream(http, state, body, answers)
+            response = await _stream(http, state, request.rid, body, answers)
         else:
             answer = await answers.get()
+            is_answered = True
             response = _final(state, request.rid, body, answer)
-        is_done = True
+        is_answered = True
         return response
     finally:
         state.active_rids.discard(request.rid)
-        if not is_done:
+        if not is_answered:
             rid = request.rid
             await asyncio.shield(state.engine.call(lambda scheduler: scheduler.abort_exact(rid)))
 
@@ -93,11 +94,14 @@ def _request(
 
 
 async def _stream(
-    http: web.Request, state: ServerState, body: GenerateBody, answers: asyncio.Queue[Answer]
+    http: web.Request,
+    state: ServerState,
+    rid: str,
+    body: GenerateBody,
+    answers: asyncio.Queue[Answer],
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(http)
-    rid = body.rid or ""
     while True:
         answer = await answers.get()
         if answer.error is None:

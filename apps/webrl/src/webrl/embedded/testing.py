@@ -1,39 +1,38 @@
-"""What tests of an inference server need: a page, a reference forward, and a trainer's rank 0.
+"""What tests of an inference server need: pages, a reference forward, the server itself.
 
 Invariants:
 
 * The reference goes through the HF model's own forward in one piece: no cache, no batching, no code
   that it shares with the server but the processor.
-* `RankZero` opens its group as SGLang's clients do, and never touches the default group of the
-  process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any, cast
 
 import torch
-import torch.distributed as dist
+from awrl_rollout import GenerateRequest, GenerateResult, SGLangClient
 from PIL import Image, ImageDraw
-from torch.distributed.distributed_c10d import (
-    Backend,
-    PrefixStore,
-    _new_process_group_helper,  # pyright: ignore[reportPrivateUsage]
-    _world,  # pyright: ignore[reportPrivateUsage]
-)
-from torch.distributed.rendezvous import rendezvous
 
 from webrl.policy import PolicyProcessor
 
-__all__ = ["RankZero", "ServerUnderTest", "as_base64", "page_png", "reference_logprobs"]
+__all__ = [
+    "ServerUnderTest",
+    "as_base64",
+    "largest_difference",
+    "num_running",
+    "page_png",
+    "page_request",
+    "reference_logprobs",
+    "run_bounded",
+    "until_running",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,63 +112,78 @@ def reference_logprobs(
     return logprobs.gather(1, torch.tensor(output_ids)[:, None])[:, 0].tolist()
 
 
-class RankZero:
-    """The sending side of a weight group; a context manager that leaves the group at its end."""
+def page_request(
+    processor: PolicyProcessor, pages: Sequence[bytes], **changes: object
+) -> GenerateRequest:
+    """Return a request about `pages` whose answer ends at its budget of 6 tokens.
 
-    def __init__(
-        self, *, port: int, group_name: str, world_size: int = 2, timeout_s: float = 20.0
-    ) -> None:
-        """Remember where the group meets; `open` waits for its members."""
-        self.port = port
-        self.group_name = group_name
-        self.world_size = world_size
-        self._timeout = timedelta(seconds=timeout_s)
-        self._group: dist.ProcessGroup | None = None
+    Args:
+        processor: Of the policy that the server serves.
+        pages: Encoded images.
+        changes: Fields of the request that differ.
+    """
+    fields: dict[str, object] = {
+        "input_ids": processor.build_prompt("click the button", [], len(pages)),
+        "images": [as_base64(page) for page in pages],
+        "max_new_tokens": 6,
+        "masked_token_ids": (*processor.masked_token_ids, processor.eos_token_id),
+    }
+    return GenerateRequest(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
 
-    def open(self) -> None:
-        """Open the group as rank 0; blocks until every member came."""
-        iterator = rendezvous(
-            f"tcp://127.0.0.1:{self.port}", 0, self.world_size, timeout=self._timeout
-        )
-        store, rank, world_size = next(iterator)
-        store.set_timeout(self._timeout)
-        group, _ = _new_process_group_helper(
-            world_size,
-            rank,
-            [],
-            Backend("gloo"),
-            PrefixStore(self.group_name, store),
-            group_name=cast("Any", self.group_name),
-            timeout=self._timeout,
-        )
-        _world.pg_group_ranks[group] = {i: i for i in range(world_size)}
-        self._group = cast("dist.ProcessGroup", group)
 
-    def send(self, tensors: Mapping[str, torch.Tensor], *, is_flattened: bool) -> None:
-        """Broadcast `tensors` in order, as one bucket of bytes or one by one."""
-        assert self._group is not None
-        if is_flattened:
-            pieces = [
-                t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors.values()
-            ]
-            dist.broadcast(torch.cat(pieces), src=0, group=self._group)
-            return
-        for tensor in tensors.values():
-            dist.broadcast(tensor.detach().contiguous(), src=0, group=self._group)
+def largest_difference(
+    model: torch.nn.Module,
+    processor: PolicyProcessor,
+    request: GenerateRequest,
+    pages: Sequence[bytes],
+    result: GenerateResult,
+    *,
+    first: int = 0,
+) -> float:
+    """Return the largest difference of an answer's log-probs to the reference, in nats.
 
-    def close(self) -> None:
-        """Leave the group; a second call is harmless."""
-        group, self._group = self._group, None
-        if group is not None:
-            dist.destroy_process_group(group)
+    Args:
+        model: The reference.
+        processor: Of the same checkpoint.
+        request: What was asked.
+        pages: The images of `request`, encoded.
+        result: The answer.
+        first: Index of the first token that is compared.
+    """
+    expected = reference_logprobs(
+        model,
+        processor,
+        prompt_ids=request.input_ids,
+        images=pages,
+        output_ids=result.output_ids,
+        temperature=request.temperature or 1.0,
+        masked_token_ids=request.masked_token_ids,
+    )
+    pairs = zip(result.logprobs[first:], expected[first:], strict=True)
+    return max(abs(found - wanted) for found, wanted in pairs)
 
-    def __enter__(self) -> RankZero:
-        return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+def run_bounded(scenario: Callable[[], Awaitable[None]], *, deadline_s: float = 180.0) -> None:
+    """Run `scenario` in an event loop of its own; it fails when it takes longer."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(deadline_s):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def num_running(client: SGLangClient) -> int:
+    """Requests in the running batch, from the server's own words; -1 when it does not tell."""
+    states = (await client.server_info())["internal_states"]
+    assert isinstance(states, list)
+    return int(states[0].get("num_running", -1))
+
+
+async def until_running(client: SGLangClient, server: ServerUnderTest, count: int) -> None:
+    """Return once `count` requests run; a server that does not tell gets a second for it."""
+    if not server.is_embedded:
+        await asyncio.sleep(1.0)
+        return
+    while await num_running(client) < count:
+        pass

@@ -7,13 +7,14 @@ Invariants:
   alone exists beside it.
 * A broadcast is received into memory of its own; the weights are not touched here.
 * Joining and receiving are bounded by torch's own timeout. A group whose broadcast failed is
-  broken: it is dropped at once, and the next join needs a fresh name or port.
+  broken: it is dropped at once. It may still be left once, as if it were there.
 
 Blocking: called in worker threads, one call at a time per group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -79,6 +80,7 @@ class WeightGroups:
         self._device = torch.device(device)
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: dict[str, dist.ProcessGroup] = {}
+        self._broken: set[str] = set()
         self._lock = threading.Lock()
 
     @property
@@ -102,6 +104,7 @@ class WeightGroups:
                 f"group {body.group_name!r} must form at {body.master_address}:{body.master_port}, "
                 f"got: {error}. Open rank 0 at the same time, on a free port."
             ) from error
+        self._broken.discard(body.group_name)
         self._groups[body.group_name] = group
 
     def _check(self, body: InitGroupBody) -> None:
@@ -154,6 +157,9 @@ class WeightGroups:
         Raises:
             WeightGroupError: No such group.
         """
+        if group_name in self._broken:
+            self._broken.remove(group_name)
+            return
         group = self._groups.pop(group_name, None)
         if group is None:
             raise WeightGroupError(
@@ -185,12 +191,20 @@ class WeightGroups:
                 return self._receive_flat(group, specs)
             return self._receive_each(group, specs)
         except RuntimeError as error:
-            self._groups.pop(group_name, None)
+            self._drop(group_name)
             raise WeightGroupError(
                 f"broadcast in group {group_name!r} must complete within "
                 f"{self._timeout.total_seconds():g} s, got: {error}. The group is dropped and the "
                 "weights are as before: destroy it on rank 0 and open a new one."
             ) from error
+
+    def _drop(self, group_name: str) -> None:
+        group = self._groups.pop(group_name, None)
+        self._broken.add(group_name)
+        # Gloo forgets a broken group, so that its name is free again; NCCL may hang in doing so.
+        if group is not None and self._device.type == "cpu":
+            with contextlib.suppress(RuntimeError, ValueError):
+                dist.destroy_process_group(group)
 
     def _receive_flat(
         self, group: dist.ProcessGroup, specs: Sequence[TensorSpec]

@@ -1,0 +1,35 @@
+"""What the contract tests of weight updates share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from awrl_rollout import SGLangClient
+from webrl.embedded.testing import ServerUnderTest
+from webrl.embedded.testing_weights import RankZero
+
+GROUP_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def first_weights_again(server: ServerUnderTest) -> Iterator[None]:
+    """Give the server its first weights back after the test."""
+    yield
+
+    async def restore() -> None:
+        async with SGLangClient(server.url) as client:
+            await client.continue_generation()
+            await client.update_weights_from_disk(str(server.model_path), weight_version=0)
+
+    asyncio.run(restore())
+
+
+@pytest.fixture
+def rank_zero(unused_port: Callable[[], int]) -> Iterator[RankZero]:
+    """A sender whose group has a name and a port of its own."""
+    name = f"contract-{next(GROUP_NUMBERS)}"
+    with RankZero(port=unused_port(), group_name=name) as sender:
+        yield sender
