@@ -60,7 +60,7 @@ def test_tasks_lists_names_that_a_config_can_hold(capsys: pytest.CaptureFixture[
 def test_a_dry_run_shows_what_overrides_decide(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--config", "laptop", "--dry-run", "rollout.max_head_offpolicyness=3"]
     assert main(words) == 0
-    assert "(3 + 1) * 256 = 1024 episodes" in capsys.readouterr().out
+    assert "(3 + 1) * 128 = 512 episodes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,9 @@ def test_the_total_of_all_roles_must_fit_the_cluster_br_63() -> None:
         (["rollout.consumer_batch_size=100"], "divisible by gconfig.n_samples (8), got 100"),
         (
             ["allocation_mode=embedded:d1+fsdp:d3"],
-            "divisible by the actor's d in allocation_mode (3), got 256. Use e.g. 255.",
+            "divisible by the actor's d in allocation_mode (3), got 128. Use e.g. 129.",
         ),
-        (["actor.ppo_n_minibatches=300"], "must be <= rollout.consumer_batch_size (256), got 300"),
+        (["actor.ppo_n_minibatches=300"], "must be <= rollout.consumer_batch_size (128), got 300"),
         (["gconfig.max_new_tokens=512"], "must be < inference.context_length (512), got 512"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_batch_that_does_not_split_is_refused(overrides: list[str], words: str
 
 def test_a_pixel_store_too_small_for_the_bound_is_refused_unless_it_has_a_disk_tier() -> None:
     text = problem_of("laptop", "pixelstore.max_bytes=1048576")
-    assert "must hold (eta + 1) * B = 512 episodes of up to 2 screenshots" in text
+    assert "must hold (eta + 1) * B = 384 episodes of up to 2 screenshots" in text
     load_config("laptop", ["pixelstore.max_bytes=1048576", "pixelstore.disk_dir=/tmp/pixels"])
 
 

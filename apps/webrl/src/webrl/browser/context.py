@@ -57,6 +57,7 @@ class LiveContext:
         self._tasks = tasks
         self._config = config
         self._viewport: Viewport = task.viewport
+        self.allows_private = task.allow_private
         self._is_shared = task.reset != "new_context"
         self._is_closed = False
         self._stack: list[LivePage] = []
@@ -186,7 +187,12 @@ class LiveContext:
             self._wrappers[page] = LivePage(
                 page, self.browser, self._calls, self._tasks, self._config
             )
+            page.once("close", self._forget)
         return self._wrappers[page]
+
+    def _forget(self, page: Page) -> None:
+        self._wrappers.pop(page, None)
+        self._own.discard(page)
 
     def _on_page(self, page: Page) -> None:
         self._tasks.create_task(quietly(self._join(self._wrap(page)), "popup"))

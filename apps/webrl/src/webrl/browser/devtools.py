@@ -89,8 +89,8 @@ class DevTools:
             async for message in self._socket:
                 if message.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                     self._deliver(message.data)
-        except (aiohttp.ClientError, OSError) as error:
-            _LOGGER.debug("DevTools socket: %s", error)
+        except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+            _LOGGER.warning("DevTools socket: %s", error)
         finally:
             pending, self._pending = self._pending, {}
             for waiting in pending.values():

@@ -68,7 +68,7 @@ class Driver:
         """
         folder = make_private_folder()
         try:
-            with temporary_folder_for_children(folder):
+            async with temporary_folder_for_children(folder):
                 playwright = await calls.run(
                     async_playwright().start(), config.deadlines.launch_s, "driver start"
                 )

@@ -43,7 +43,7 @@ class PageShelf:
             BrowserFault: it can not be had.
         """
         self.browser = browser = await self._pool.browser()
-        await self._leave_others(browser)
+        await self._leave_others(browser, task)
         await self._close_fresh()
         if task.reset == "new_context":
             self._fresh = await self._pool.context(browser, task)
@@ -90,10 +90,13 @@ class PageShelf:
         if fresh is not None:
             await fresh.aclose()
 
-    async def _leave_others(self, browser: LiveBrowser) -> None:
+    async def _leave_others(self, browser: LiveBrowser, task: Task) -> None:
+        """Close what the next episode must not use: of another browser, too old, too free."""
         kept = self._kept
-        is_due = kept is not None and kept.num_episodes >= self._recycle_at
-        if kept is not None and (kept.browser is not browser or is_due):
+        if kept is None:
+            return
+        is_due = kept.num_episodes >= self._recycle_at
+        if kept.browser is not browser or is_due or kept.allows_private != task.allow_private:
             await self.clear()
 
     async def _kept_page(self, browser: LiveBrowser, task: Task) -> LivePage:

@@ -221,7 +221,9 @@ class BrowserPool:
         """Return the current browser, or a new one. Runs under the start lock."""
         if self._browser is not None and self._browser.is_usable:
             return self._browser
-        self._spend_restart()
+        is_planned = self._browser is not None and self._browser.is_alive
+        if not is_planned and self._num_drivers:
+            self._spend_restart()
         if self._browser is not None:
             self._retired.append(self._browser)
             self._browser = None
@@ -265,18 +267,15 @@ class BrowserPool:
             await browser.aclose(self.config.deadlines.close_s)
 
     def _spend_restart(self) -> None:
-        """Count one restart.
+        """Count one restart that nobody planned.
 
         Raises:
             BrowserError: the budget is spent.
         """
-        if self._browser is None and self._num_launches == 0 and not self._restarts:
-            self._restarts.append(self._clock())
-            return
         now = self._clock()
         while self._restarts and now - self._restarts[0] > self.config.restart_window_s:
             self._restarts.popleft()
-        if len(self._restarts) > self.config.max_restarts:
+        if len(self._restarts) >= self.config.max_restarts:
             raise BrowserError(
                 f"browser restarts must be <= {self.config.max_restarts} within "
                 f"{self.config.restart_window_s:g} s, got one more. Look for what ends the browser "

@@ -10,13 +10,15 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import psutil
 
@@ -35,21 +37,27 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def temporary_folder_for_children(folder: Path) -> Generator[None]:
+_SPAWNING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+"""One spawn at a time in each event loop: the environment is the whole process's."""
+
+
+@asynccontextmanager
+async def temporary_folder_for_children(folder: Path) -> AsyncGenerator[None]:
     """Make processes that start inside inherit `folder` as their `TMPDIR`.
 
     Playwright gives no other way to say where its driver puts profiles and artifacts.
     """
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = before
+    lock = _SPAWNING.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    async with lock:
+        before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = str(folder)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before
 
 
 def browser_environment(folder: Path) -> dict[str, str | float | bool]:

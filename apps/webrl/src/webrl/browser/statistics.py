@@ -13,7 +13,7 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     num_open_sessions: int
     """Sessions that are open."""
     num_episodes: int
-    """Episodes that were started."""
+    """Episodes that were started, each further try included."""
     num_contexts: int
     """Contexts that were made."""
     num_browser_launches: int
