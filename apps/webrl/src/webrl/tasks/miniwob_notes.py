@@ -10,14 +10,47 @@ from collections.abc import Mapping
 UNSUITED: frozenset[str] = frozenset()
 """Pages that neither a pointer nor a keyboard can finish."""
 
-RELOAD: frozenset[str] = frozenset({"simon-says"})
+RELOAD: frozenset[str] = frozenset(
+    {
+        "click-menu",
+        "drag-items",
+        "drag-items-grid",
+        "drag-sort-numbers",
+        "form-sequence",
+        "hot-cold",
+        "navigate-tree",
+        "simon-says",
+        "use-slider",
+        "use-slider-2",
+    }
+)
 """Pages that bind new handlers to lasting elements at each restart, so that an old episode's
 handler would judge the next one."""
 
 UNSTEADY: frozenset[str] = frozenset(
-    {"chase-circle", "click-pie", "email-inbox", "moving-items", "navigate-tree", "simon-says"}
+    {
+        "chase-circle",
+        "click-dialog",
+        "click-dialog-2",
+        "click-pie",
+        "email-inbox",
+        "email-inbox-delete",
+        "email-inbox-forward",
+        "email-inbox-forward-nl",
+        "email-inbox-forward-nl-turk",
+        "email-inbox-important",
+        "email-inbox-nl-turk",
+        "email-inbox-noscroll",
+        "email-inbox-reply",
+        "email-inbox-star-reply",
+        "moving-items",
+        "navigate-tree",
+        "simon-says",
+        "stock-market",
+    }
 )
-"""Pages that move by themselves or depend on the time, so that a seed does not fix the pixels."""
+"""Pages that move by themselves, depend on the time, or get their focus ring late, so that a seed
+does not fix the pixels."""
 
 MAX_STEPS: Mapping[str, int] = {
     "click-test": 1,
