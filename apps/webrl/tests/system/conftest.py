@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-RUN_DEADLINE_S = 280.0
+RUN_DEADLINE_S = 420.0
 SMALL = (
     "tasks=[{name='miniwob/click-test', max_steps=1}]",
     "rollout.consumer_batch_size=16",

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from awrl_trainer import latest_complete_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.browser, pytest.mark.timeout(1200)]
 
 
 def test_two_servers_and_two_ranks_train_publish_evaluate_and_resume(
