@@ -45,6 +45,7 @@ UNSTEADY: frozenset[str] = frozenset(
         "email-inbox-star-reply",
         "moving-items",
         "navigate-tree",
+        "order-food",
         "simon-says",
         "stock-market",
     }
