@@ -218,11 +218,13 @@ class FSDPActor:
             CheckpointError: The disk refused a write.
         """
         tensors = self.sender.named_full_tensors()
-        if self.rank == 0:
-            return publisher.write(tensors, self._version)
-        for _ in tensors:
-            pass
-        return None
+        try:
+            return publisher.write(tensors, self._version) if self.rank == 0 else None
+        finally:
+            # Every rank gathers every weight, also where a snapshot of this version is there already:
+            # a rank that stopped early would leave the others waiting in a collective.
+            for _ in tensors:
+                pass
 
     def publish_plan(self) -> PublishPlan:
         """Return names, dtypes, shapes and buckets of what a publish sends."""
