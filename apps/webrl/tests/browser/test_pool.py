@@ -316,7 +316,9 @@ async def main():
         session = await pool.session()
         await session.reset(load_task("miniwob/click-test-2"), 1)
         print((await pool.browser()).driver.folder, flush=True)
-        await asyncio.Event().wait()
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(0, ended.set)  # a dead test must not leave a worker
+        await ended.wait()
 
 asyncio.run(main())
 """
@@ -326,13 +328,17 @@ asyncio.run(main())
 def test_a_worker_that_dies_leaves_no_process_and_the_next_one_sweeps(
     number: signal.Signals,
 ) -> None:
-    worker = subprocess.Popen([sys.executable, "-c", _WORKER], stdout=subprocess.PIPE, text=True)
+    worker = subprocess.Popen(
+        [sys.executable, "-c", _WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdin is not None
     assert worker.stdout is not None
     folder = Path(worker.stdout.readline().strip())
     pids = {p.pid for p in psutil.Process(worker.pid).children(recursive=True)}
     assert len(pids) >= 4
     worker.send_signal(number)
     worker.wait(30)
+    worker.stdin.close()
     worker.stdout.close()
     assert _gone(pids)
     sweep_leftovers()
