@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from awrl_rollout import (
@@ -63,13 +63,19 @@ class GroupFilter:
     The leases of dropped episodes are released by the trainer in one call per step.
     """
 
-    def __init__(self, stream: TaskStream) -> None:
+    def __init__(
+        self,
+        stream: TaskStream,
+        on_group: Callable[[Sequence[EpisodeRecord]], None] = lambda records: None,
+    ) -> None:
         """Filter groups of one stream.
 
         Args:
             stream: Hears of every group that is over.
+            on_group: Told of each complete group, before it is judged.
         """
         self._stream = stream
+        self._on_group = on_group
         self._dropped: dict[str, None] = {}
         self.num_groups = 0
         self.num_zero_variance = 0
@@ -78,6 +84,7 @@ class GroupFilter:
 
     def accept(self, records: Sequence[EpisodeRecord]) -> str | None:
         """Return why a complete group is rejected, None to accept it."""
+        self._on_group(records)
         rewards = [record.reward for record in records if record.reward is not None]
         self.num_groups += 1
         self.num_episodes += len(rewards)

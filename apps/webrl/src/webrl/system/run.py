@@ -20,6 +20,7 @@ from webrl.config import WebRLConfig
 from webrl.errors import RunFailedError
 from webrl.system import mapping
 from webrl.system.batching import AdvantageConfig
+from webrl.system.episode_log import EpisodeLog
 from webrl.system.launch import System, launch, stop_workers
 from webrl.system.live_view import LiveView
 from webrl.system.metrics import MetricLog
@@ -81,7 +82,8 @@ class Run:
             group_size=config.gconfig.n_samples,
             seed=config.seed,
         )
-        self._filter = GroupFilter(self._stream)
+        self._episodes = EpisodeLog(folders.root / "episodes.jsonl")
+        self._filter = GroupFilter(self._stream, self._episodes.note)
         self._controller: RolloutController | None = None
         self._deadline: float | None = None
 
@@ -93,6 +95,7 @@ class Run:
         """
         config, policy = self._config, str(self._policy_path)
         async with AsyncExitStack() as stack:
+            stack.callback(self._episodes.close)
             self._view.note("starting servers, trainer and browsers")
             system = await stack.enter_async_context(
                 launch(config, policy, self._folders.logs, self._run_id, version=0)
