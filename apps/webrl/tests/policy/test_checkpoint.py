@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def test_the_auto_classes_load_it(checkpoint: Path) -> None:
     assert isinstance(model, Qwen3VLForConditionalGeneration)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     assert tokenizer.eos_token_id == model.generation_config.eos_token_id
-    assert len(tokenizer) < model.config.text_config.vocab_size
+    assert len(tokenizer) < model.config.get_text_config().vocab_size
 
 
 def test_the_auto_processor_loads_it_and_builds_the_same_inputs(
@@ -45,7 +46,7 @@ def test_the_auto_processor_loads_it_and_builds_the_same_inputs(
 def test_hugging_face_generation_samples_actions_only(
     checkpoint: Path, processor: PolicyProcessor
 ) -> None:
-    model = load_policy(checkpoint)
+    model: Any = load_policy(checkpoint)
     page = torch.full((224, 160, 3), 255, dtype=torch.uint8).numpy()
     inputs = processor.model_inputs(processor.build_prompt("Click.", [], 1), [page])
     torch.manual_seed(0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -96,9 +97,9 @@ def test_positions_equal_get_rope_index(processor: PolicyProcessor, checkpoint: 
         prompt = processor.build_prompt("Click button ONE.", ["wait()"], count)
         inputs = processor.model_inputs([*prompt, processor.eos_token_id], images)
         expected, _ = model.model.get_rope_index(
-            inputs.input_ids[None],
-            mm_token_type_ids=inputs.mm_token_type_ids[None],
-            image_grid_thw=inputs.image_grid_thw,
+            cast("torch.LongTensor", inputs.input_ids[None]),
+            mm_token_type_ids=cast("torch.IntTensor", inputs.mm_token_type_ids[None]),
+            image_grid_thw=cast("torch.LongTensor | None", inputs.image_grid_thw),
         )
         assert torch.equal(inputs.position_ids, expected[:, 0])
         assert inputs.position_ids.dtype == torch.int64
@@ -120,7 +121,7 @@ def test_images_and_placeholders_must_agree(processor: PolicyProcessor) -> None:
 def test_only_actions_can_be_sampled(processor: PolicyProcessor, checkpoint: Path) -> None:
     model = load_policy(checkpoint)
     masked = set(processor.masked_token_ids)
-    allowed = [i for i in range(model.config.text_config.vocab_size) if i not in masked]
+    allowed = [i for i in range(model.config.get_text_config().vocab_size) if i not in masked]
     grid = ActionGrid()
     pieces = {processor.decode([i]) for i in allowed}
     assert processor.eos_token_id in allowed
@@ -129,7 +130,7 @@ def test_only_actions_can_be_sampled(processor: PolicyProcessor, checkpoint: Pat
     assert "left_click(" in pieces
     assert len(allowed) == 8 + grid.num_x + grid.num_y + 1
     assert {model.config.image_token_id, model.config.video_token_id} <= masked
-    assert model.config.text_config.vocab_size - 1 in masked
+    assert model.config.get_text_config().vocab_size - 1 in masked
 
 
 def test_a_click_is_three_tokens_that_decode_to_its_text(processor: PolicyProcessor) -> None:

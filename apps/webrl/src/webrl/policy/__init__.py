@@ -15,9 +15,10 @@ looking; it does not read: pages that ask for one of two lettered buttons stay a
 
 from __future__ import annotations
 
+from webrl.errors import PolicyError
 from webrl.policy.checkpoint import build_model_config, init_policy, load_policy
 from webrl.policy.config import PAGE_KINDS, ActionGrid, InitPolicyConfig, WarmupConfig
-from webrl.policy.errors import CheckpointError, PolicyError, PromptError
+from webrl.policy.errors import CheckpointError, PromptError
 from webrl.policy.images import PatchExtractor, PatchGrid
 from webrl.policy.positions import position_ids
 from webrl.policy.processor import ModelInputs, PolicyProcessor

@@ -13,6 +13,7 @@ import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import (
@@ -61,7 +62,7 @@ def load_policy(
     model = AutoModelForImageTextToText.from_pretrained(
         path, dtype=dtype, attn_implementation="sdpa"
     )
-    return model.eval()
+    return cast("Qwen3VLForConditionalGeneration", model.eval())
 
 
 def init_policy(out_dir: str | Path, config: InitPolicyConfig | None = None) -> WarmupReport:
@@ -83,7 +84,7 @@ def init_policy(out_dir: str | Path, config: InitPolicyConfig | None = None) -> 
     _save_image_processor(out, config)
     model_config = build_model_config(config, tokenizer)
     model_config.save_pretrained(out)
-    generation = _generation(config, tokenizer, model_config.text_config.vocab_size)
+    generation = _generation(config, tokenizer, model_config.get_text_config().vocab_size)
     generation.save_pretrained(out)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -120,7 +121,7 @@ def build_model_config(
     head_dim = config.hidden_size // config.num_heads
     sections = _mrope_sections(head_dim)
     num_rows = (len(tokenizer) // _VOCAB_MULTIPLE + 1) * _VOCAB_MULTIPLE
-    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in vocabulary.SPECIAL_TOKENS}
+    ids: dict[str, int] = tokenizer.get_vocab()
     text = {
         "vocab_size": num_rows,
         "hidden_size": config.hidden_size,
@@ -162,7 +163,7 @@ def _mrope_sections(head_dim: int) -> list[int]:
 
 
 def _random_model(model_config: Qwen3VLConfig) -> Qwen3VLForConditionalGeneration:
-    model = Qwen3VLForConditionalGeneration._from_config(model_config, attn_implementation="sdpa")
+    model = AutoModelForImageTextToText.from_config(model_config, attn_implementation="sdpa")
     with torch.no_grad():
         model.model.visual.pos_embed.weight.mul_(_POSITION_SCALE)
     return model
@@ -194,9 +195,10 @@ def _generation(
     config: InitPolicyConfig, tokenizer: PreTrainedTokenizerFast, num_rows: int
 ) -> GenerationConfig:
     pieces = vocabulary.action_pieces(config.grid)
-    allowed = {tokenizer.eos_token_id, *(tokenizer.convert_tokens_to_ids(p) for p in pieces)}
+    ids: dict[str, int] = tokenizer.get_vocab()
+    allowed = {ids[str(tokenizer.eos_token)], *(ids[p] for p in pieces)}
     if config.has_text_actions:
-        special = {tokenizer.convert_tokens_to_ids(t) for t in vocabulary.SPECIAL_TOKENS}
+        special = {ids[t] for t in vocabulary.SPECIAL_TOKENS}
         allowed |= set(range(len(tokenizer))) - special
     return GenerationConfig(
         eos_token_id=tokenizer.eos_token_id,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import ray
@@ -61,7 +61,7 @@ def cluster_nodes() -> tuple[NodeResources, ...]:
 
 
 @contextlib.contextmanager
-def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Iterator[None]:
+def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Generator[None]:
     """Join the cluster at ``RAY_ADDRESS``, or start a local one that ends with the block.
 
     Args:
@@ -73,7 +73,9 @@ def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Iterator[No
         yield
         return
     if address:
-        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR
+        )
     else:
         os.environ.update(LOCAL_ENVIRONMENT)
         ray.init(
@@ -84,7 +86,7 @@ def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Iterator[No
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
     try:
         yield

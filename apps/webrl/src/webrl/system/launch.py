@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,7 +79,7 @@ class System:
 @asynccontextmanager
 async def launch(
     config: WebRLConfig, policy_path: str, log_dir: Path, run_id: str, *, version: int
-) -> AsyncIterator[System]:
+) -> AsyncGenerator[System]:
     """Start PixelStore, servers, ranks and the test worker; rollout workers come later.
 
     Args:

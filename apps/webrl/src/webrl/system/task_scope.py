@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 
 @asynccontextmanager
-async def task_scope() -> AsyncIterator[asyncio.TaskGroup]:
+async def task_scope() -> AsyncGenerator[asyncio.TaskGroup]:
     """Run tasks as ``asyncio.TaskGroup`` does; raise the first failure instead of a group.
 
     The group stays attached as the cause, with every other failure.
