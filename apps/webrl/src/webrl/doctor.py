@@ -221,8 +221,7 @@ def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
         check_tasks([task.name for task in config.tasks]),
     ]
     if config.inference.base_port:
-        test = config.test_rollout.n_gpus if config.test_rollout.enabled else 0
-        servers = config.allocation.role("rollout").dims.d + test
+        servers = config.allocation.role("rollout").dims.d + config.num_test_servers
         checks.append(check_ports(config.inference.base_port, servers))
     if config.logging.tracker in ("wandb", "trackio"):
         tracker = check_package(config.logging.tracker)

@@ -1,21 +1,24 @@
 """One inference server for the whole test run, and the policy that it serves.
 
-By default an embedded server is started over a tiny policy with random weights. To run the contract
-suite against another server, such as a real SGLang, name both the server and the folder that it was
-started with; it must be at those weights:
+Each test runs against an embedded server over a tiny policy with random weights and, where the extra
+`sglang` is installed, against a real SGLang over the same one (on its CPU engine without a GPU). To
+take a server that runs already, name it and the folder that it was started with; it must be at those
+weights:
 
     WEBRL_CONTRACT_URL=http://127.0.0.1:30000 WEBRL_CONTRACT_MODEL=/path/to/policy \
-    WEBRL_CONTRACT_DTYPE=bfloat16 pytest apps/webrl/tests/embedded/contract
+    WEBRL_CONTRACT_DTYPE=bfloat16 pytest -m sglang apps/webrl/tests/embedded/contract
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,15 @@ import torch
 from awrl_rollout import SGLangClient
 from webrl.embedded.testing import ServerUnderTest
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy, load_policy
+from webrl.system.inference import InferenceServer, ServerSpec
+
+NEEDS_SGLANG = pytest.mark.skipif(
+    importlib.util.find_spec("sglang") is None and "WEBRL_CONTRACT_URL" not in os.environ,
+    reason="the extra sglang is not installed",
+)
+
+START_S = 400.0
+"""A real SGLang takes a minute to start on two quiet cores, and several on busy ones."""
 
 
 def free_port() -> int:
@@ -46,12 +58,17 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(
+    scope="session",
+    params=["embedded", pytest.param("sglang", marks=[pytest.mark.sglang, NEEDS_SGLANG])],
+)
 def server(
-    policy_path: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, policy_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerUnderTest]:
-    """The server under test."""
+    """The server under test: the embedded one, then a real SGLang where it is installed."""
     url = os.environ.get("WEBRL_CONTRACT_URL")
+    if url and request.param == "embedded":
+        pytest.skip("WEBRL_CONTRACT_URL names another server")
     if url:
         yield ServerUnderTest(
             url=url,
@@ -60,20 +77,43 @@ def server(
             is_embedded=False,
         )
         return
+    logs = tmp_path_factory.mktemp(f"server-{request.param}")
+    if request.param == "embedded":
+        with embedded_server(policy_path, logs) as url:
+            yield ServerUnderTest(
+                url=url, model_path=policy_path, dtype=torch.float32, is_embedded=True
+            )
+        return
+    spec = ServerSpec(
+        backend="sglang",
+        model_path=str(policy_path),
+        start_timeout_s=START_S,
+        extra_args=("--dtype", "float32"),
+    )
+    supervisor = InferenceServer(spec, 0, "contract", str(logs))
+    try:
+        url = asyncio.run(supervisor.start())
+        yield ServerUnderTest(
+            url=url, model_path=policy_path, dtype=torch.float32, is_embedded=False
+        )
+    finally:
+        supervisor.stop()
+
+
+@contextmanager
+def embedded_server(policy_path: Path, logs: Path) -> Generator[str]:
+    """Run an embedded server with the options that the contract asks for."""
     port = free_port()
-    log_path = tmp_path_factory.mktemp("server") / "server.log"
     command = [sys.executable, "-m", "webrl.embedded", "--model-path", str(policy_path)]
     command += ["--port", str(port), "--watch-parent", "--group-timeout-s", "20"]
-    with log_path.open("wb") as log:
+    with (logs / "server.log").open("wb") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
     url = f"http://127.0.0.1:{port}"
     try:
         asyncio.run(wait_until_healthy(url))
-        yield ServerUnderTest(
-            url=url, model_path=policy_path, dtype=torch.float32, is_embedded=True
-        )
+        yield url
     finally:
         process.terminate()
         process.wait(10)

@@ -41,7 +41,10 @@ def test_a_ninth_node_is_needed_for_eight_test_gpus() -> None:
 
 
 def test_shared_devices_are_counted_once() -> None:
-    check_feasible([role("rollout", 8), role("actor", 8, shares="rollout")], [node("a")])
+    shared = [role("rollout", 8, 0.5), role("actor", 8, 0.5, shares="rollout")]
+    check_feasible(shared, [node("a")])
+    with pytest.raises(PlacementError, match="needs 8 GPUs"):
+        check_feasible(shared, [node("a", gpus=7.0)])
 
 
 def test_cpus_are_checked_too() -> None:

@@ -96,7 +96,8 @@ class TestRolloutConfig:
     enabled: bool = False
     """Whether the test rollout runs."""
     n_gpus: int = 1
-    """Its own servers: one GPU each, or one CPU process each where the cluster has no GPU."""
+    """Its own servers: one GPU each, or one CPU process each where the cluster has no GPU; 0 starts
+    one server on a device of the rollout."""
     num_seeds: int = 128
     """Held-out seeds of one evaluation, spread over the tasks."""
     num_final_seeds: int = 512
@@ -115,7 +116,7 @@ class TestRolloutConfig:
             ConfigError: a value is out of its range.
         """
         rules = Rules()
-        rules.at_least("n_gpus", self.n_gpus, 1, "Use test_rollout.enabled=false for none.")
+        rules.at_least("n_gpus", self.n_gpus, 0, "Use test_rollout.enabled=false for none.")
         rules.at_least("num_seeds", self.num_seeds, 1, "An evaluation needs a seed.")
         rules.at_least("num_final_seeds", self.num_final_seeds, 0, "Use 0 to skip it.")
         rules.at_least("interval_s", self.interval_s, 0, "Use 0 for back to back.")

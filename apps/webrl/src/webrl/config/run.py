@@ -116,6 +116,16 @@ class WebRLConfig:
         return self.rollout.consumer_batch_size // self.gconfig.n_samples
 
     @property
+    def num_test_servers(self) -> int:
+        """Inference servers of the test rollout."""
+        return max(1, self.test_rollout.n_gpus) if self.test_rollout.enabled else 0
+
+    @property
+    def inference_backend(self) -> str:
+        """What the inference servers run: `embedded` or `sglang`."""
+        return self.inference.backend or self.allocation.role("rollout").backend
+
+    @property
     def update_backend(self) -> Literal["nccl", "gloo"]:
         """What carries the weight broadcast: gloo on CPUs and where roles share a GPU."""
         has_own_gpus = self.cluster.num_gpus > 0 and not self.allocation.shares_devices(

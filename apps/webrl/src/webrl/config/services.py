@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,6 +73,8 @@ class ClusterConfig:
 class InferenceConfig:
     """The inference servers; which program they run is said by `allocation_mode`."""
 
+    backend: Literal["embedded", "sglang"] | None = None
+    """Program of the servers; the one that `allocation_mode` names when unset."""
     base_port: int = 0
     """Port of the first server on loopback, the others take the next ones; any free when 0."""
     num_threads: int = 1
@@ -82,6 +85,8 @@ class InferenceConfig:
     """Longest prompt with its answer, in tokens; `max_new_tokens` must be below it."""
     mem_fraction_static: float = 0.75
     """Share of the GPU that an `sglang` server takes for weights and KV cache."""
+    sglang_args: str = ""
+    """Further arguments of an `sglang` server, as on a command line: `--disable-cuda-graph`."""
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -90,6 +95,8 @@ class InferenceConfig:
             ConfigError: a value is out of its range.
         """
         rules = Rules()
+        if self.backend is not None:
+            rules.one_of("backend", self.backend, ("embedded", "sglang"))
         is_port = self.base_port == 0 or 1024 <= self.base_port <= 65000
         rules.require(
             is_port, "base_port", "0 or between 1024 and 65000", self.base_port, "Use 0 for any."
@@ -114,7 +121,8 @@ class InferenceConfig:
             "--max-running-requests": self.max_running_requests,
             "--mem-fraction-static": self.mem_fraction_static,
         }
-        return tuple(word for flag, value in values.items() for word in (flag, str(value)))
+        words = (word for flag, value in values.items() for word in (flag, str(value)))
+        return (*words, *shlex.split(self.sglang_args))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

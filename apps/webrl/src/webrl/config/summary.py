@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from webrl.allocation import Role
 from webrl.config.combinations import config_warnings
 from webrl.config.published import PROXIMAL_CHOICES, SERVER_CHOICES
 from webrl.config.run import WebRLConfig
@@ -19,18 +20,22 @@ def describe_plan(config: WebRLConfig) -> str:
     return "\n".join(lines)
 
 
+def _backend(config: WebRLConfig, role: Role) -> str:
+    return config.inference_backend if role.name == "rollout" else role.backend
+
+
 def _role_lines(config: WebRLConfig) -> list[str]:
     allocation = config.allocation
     unit = "GPU" if config.cluster.num_gpus else "CPU process"
     rows = [
-        (role.name, role.backend, role.dims.num_devices, _range_text(role.devices))
+        (role.name, _backend(config, role), role.dims.num_devices, _range_text(role.devices))
         for role in allocation.roles
     ]
     total = allocation.num_devices
     if config.test_rollout.enabled:
         count = config.test_rollout.n_gpus
-        backend = allocation.role("rollout").backend
-        rows.append(("test-rollout", backend, count, _range_text(range(total, total + count))))
+        devices = range(total, total + count) or range(config.num_test_servers)
+        rows.append(("test-rollout", config.inference_backend, len(devices), _range_text(devices)))
         total += count
     lines = [
         f"  {name:<13} {backend:<9} {count:>4} {_plural(unit, count):<14} devices {devices}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import ray
 
 from webrl.errors import ServerStartError
+from webrl.sglang_cpu import CPU_ARGUMENTS, build_cpu_aids, has_gpu_driver
 from webrl.system.server_process import (
     ServerProcess,
     embedded_command,
@@ -76,15 +77,12 @@ class InferenceServer:
             self.stop()
             spec = self._spec
             port = spec.base_port + self._index if spec.base_port else find_free_port(spec.host)
-            if spec.backend == "embedded":
-                command = embedded_command(spec.model_path, spec.host, port, spec.num_threads)
-            else:
-                command = sglang_command(spec.model_path, spec.host, port, spec.extra_args)
+            command, environment = await asyncio.to_thread(self._launch, port)
             self._process = ServerProcess(
                 command,
                 url=f"http://{spec.host}:{port}",
                 log_path=self._log_path,
-                env=spec.environment,
+                env=environment,
             )
             try:
                 await asyncio.to_thread(self._process.wait_until_healthy, spec.start_timeout_s)
@@ -94,6 +92,18 @@ class InferenceServer:
             else:
                 return self._process.url
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _launch(self, port: int) -> tuple[list[str], dict[str, str]]:
+        """Return command line and environment of the server."""
+        spec = self._spec
+        if spec.backend == "embedded":
+            command = embedded_command(spec.model_path, spec.host, port, spec.num_threads)
+            return command, spec.environment
+        arguments, environment = spec.extra_args, spec.environment
+        if not has_gpu_driver():
+            arguments += CPU_ARGUMENTS
+            environment |= build_cpu_aids(self._log_path.parent / "sglang-cpu")
+        return sglang_command(spec.model_path, spec.host, port, arguments), environment
 
     async def check(self) -> str | None:
         """Return None while the server runs, else a description of its death."""

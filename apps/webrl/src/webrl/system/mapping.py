@@ -38,12 +38,13 @@ def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
     """Return the roles with resources that fit a machine of ``num_cpus`` logical CPUs.
 
     On a CPU allocation every process declares an equal share, so that all of them fit two cores;
-    on GPUs each server and rank has a device of its own.
+    on GPUs each server and rank has a device of its own, or an equal share of a joint one.
     """
     allocation = config.allocation
     is_shared = allocation.shares_devices(ROLLOUT, ACTOR)
     has_gpus = config.cluster.num_gpus > 0
-    num_test = config.test_rollout.n_gpus if config.test_rollout.enabled else 0
+    num_test = config.num_test_servers
+    is_test_shared = num_test > 0 and config.test_rollout.n_gpus == 0
     counts = {
         ROLLOUT: allocation.role(ROLLOUT).dims.d,
         ACTOR: allocation.role(ACTOR).dims.d,
@@ -53,18 +54,21 @@ def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
     }
     share = int(100 * min(1.0, num_cpus / sum(counts.values()))) / 100
     gpus = 1.0 if has_gpus else 0.0
+    # Ray counts devices in units of 1/10000.
+    joint = int(10_000 * gpus / (1 + is_shared + is_test_shared)) / 10_000
     gpus_of = {
-        ROLLOUT: gpus / 2 if is_shared else gpus,
-        ACTOR: gpus / 2 if is_shared else gpus,
-        TEST_ROLLOUT: gpus,
+        ROLLOUT: joint,
+        ACTOR: joint if is_shared else gpus,
+        TEST_ROLLOUT: joint if is_test_shared else gpus,
     }
+    sharers = {ACTOR: is_shared, TEST_ROLLOUT: is_test_shared}
     return [
         RoleSpec(
             name=name,
             num_workers=count,
             cpus_per_worker=share,
             gpus_per_worker=gpus_of.get(name, 0.0),
-            colocate_with=ROLLOUT if name == ACTOR and is_shared else None,
+            colocate_with=ROLLOUT if sharers.get(name) else None,
         )
         for name, count in counts.items()
         if count
@@ -175,12 +179,12 @@ def worker_spec(
 def server_spec(config: WebRLConfig, policy_path: str) -> ServerSpec:
     """Return how an inference server is started."""
     return ServerSpec(
-        backend=config.allocation.role(ROLLOUT).backend,
+        backend=config.inference_backend,
         model_path=policy_path,
         num_threads=config.inference.num_threads,
         start_timeout_s=config.scheduler.startup_timeout_s,
         base_port=config.inference.base_port,
-        extra_args=config.inference.sglang_arguments,
+        extra_args=("--dtype", config.actor.dtype, *config.inference.sglang_arguments),
     )
 
 

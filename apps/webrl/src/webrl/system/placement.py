@@ -76,7 +76,7 @@ def check_feasible(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) ->
     for kind, needed, available in (
         (
             "GPUs",
-            sum(role.num_workers * role.gpus_per_worker for role in own),
+            sum(role.num_workers * _bundle_gpus(role, roles) for role in own),
             sum(node.num_gpus for node in nodes),
         ),
         (
@@ -94,6 +94,11 @@ def check_feasible(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) ->
             )
 
 
+def _bundle_gpus(role: RoleSpec, roles: Sequence[RoleSpec]) -> float:
+    sharers = [other for other in roles if other.colocate_with == role.name]
+    return sum(member.gpus_per_worker for member in (role, *sharers))
+
+
 def setup_mixed_layout(roles: Sequence[RoleSpec]) -> dict[str, RolePlacement]:
     """Create one placement group per role on the connected cluster.
 
@@ -105,14 +110,14 @@ def setup_mixed_layout(roles: Sequence[RoleSpec]) -> dict[str, RolePlacement]:
     nodes = cluster_nodes()
     check_feasible(roles, nodes)
     placements: dict[str, RolePlacement] = {}
-    sharers = {role.colocate_with: role for role in roles if role.colocate_with}
     order = [node.node_id for node in nodes]
     own = sorted(
         (role for role in roles if role.colocate_with is None), key=lambda role: -role.num_workers
     )
     try:
         for role in own:
-            placements[role.name] = _place(role, sharers.get(role.name), order)
+            sharers = [other for other in roles if other.colocate_with == role.name]
+            placements[role.name] = _place(role, sharers, order)
     except PlacementError:
         release_layout(placements)
         raise
@@ -130,10 +135,11 @@ def release_layout(placements: Mapping[str, RolePlacement]) -> None:
         remove_placement_group(group)
 
 
-def _place(role: RoleSpec, sharer: RoleSpec | None, order: Sequence[str]) -> RolePlacement:
-    bundle = {"CPU": role.cpus_per_worker + (sharer.cpus_per_worker if sharer else 0.0)}
+def _place(role: RoleSpec, sharers: Sequence[RoleSpec], order: Sequence[str]) -> RolePlacement:
+    members = (role, *sharers)
+    bundle = {"CPU": sum(member.cpus_per_worker for member in members)}
     if role.gpus_per_worker:
-        bundle["GPU"] = role.gpus_per_worker
+        bundle["GPU"] = sum(member.gpus_per_worker for member in members)
     group = placement_group([dict(bundle) for _ in range(role.num_workers)], strategy="PACK")
     ready, _ = ray.wait([group.ready()], timeout=PLACEMENT_DEADLINE_S)
     if not ready:
