@@ -38,11 +38,14 @@ def test_a_row_above_the_budget_is_alone() -> None:
     assert [part.row_indices for part in plan[0]] == [(0,), (1, 2)]
 
 
-@pytest.mark.parametrize("name", ["num_ranks", "token_budget"])
-def test_numbers_below_one_are_refused_by_name(name: str) -> None:
-    numbers = {"num_ranks": 1, "token_budget": 1} | {name: 0}
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "token_budget"), [("num_ranks", 0, 1), ("token_budget", 1, 0)]
+)
+def test_numbers_below_one_are_refused_by_name(
+    name: str, num_ranks: int, token_budget: int
+) -> None:
     with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
-        plan_micro_batches([], **numbers)
+        plan_micro_batches([], num_ranks=num_ranks, token_budget=token_budget)
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_br_46_a_norm_that_is_not_finite_leaves_weights_state_and_rate() -> None
 )
 def test_optimizer_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field} must be"):
-        OptimizerConfig(**({"lr": 0.1} | {field: value}))
+        dataclasses.replace(OptimizerConfig(lr=0.1), **{field: value})
 
 
 def test_a_decay_needs_its_end() -> None:
@@ -94,4 +95,4 @@ def test_loss_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -
 )
 def test_actor_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field} must be"):
-        ActorConfig(**({"optimizer": OptimizerConfig(lr=0.1)} | {field: value}))
+        dataclasses.replace(ActorConfig(optimizer=OptimizerConfig(lr=0.1)), **{field: value})
