@@ -6,6 +6,7 @@ acknowledgements stays until it is acknowledged.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 
 from awrl_rollout.episode import EpisodeRecord
@@ -51,14 +52,20 @@ class RecordShelf:
         Raises:
             BatchTimeoutError: Not all came in time; nothing was taken.
         """
+        # What has come is not looked at again, so the cost of a wait is linear in its ids.
+        missing = deque(episode_ids)
+
+        def all_came() -> bool:
+            while missing and missing[0] in self._records:
+                missing.popleft()
+            return not missing
+
         try:
-            await self.changed.wait_for(
-                lambda: all(key in self._records for key in episode_ids), timeout_s=timeout_s
-            )
+            await self.changed.wait_for(all_came, timeout_s=timeout_s)
         except TimeoutError as error:
-            missing = [key for key in episode_ids if key not in self._records]
+            live = [key for key in episode_ids if key not in self._records]
             raise BatchTimeoutError(
                 f"{len(episode_ids)} episodes must end within {timeout_s} s, got "
-                f"{len(missing)} still live: {missing[:5]!r}. Raise the limit or cancel them."
+                f"{len(live)} still live: {live[:5]!r}. Raise the limit or cancel them."
             ) from error
         return [self._records.pop(key) for key in episode_ids]

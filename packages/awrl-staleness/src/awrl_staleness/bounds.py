@@ -49,7 +49,7 @@ class Bounds:
         if group_id is not None:
             return True
         used = ledger.num_running + ledger.num_reserved + ledger.finished - ledger.settled
-        return used < self._budget and not any(room < 1 for room in extra.values())
+        return used < self._budget and (not extra or min(extra.values()) >= 1)
 
     def refusing(self, ledger: Ledger, num_episodes: int, extra: Mapping[str, int]) -> str | None:
         """Return the first bound without room for a whole group, None when it fits.

@@ -23,7 +23,6 @@ from awrl_staleness.errors import (
     IllegalTransitionError,
     UnknownEpisodeError,
 )
-from awrl_staleness.freshness import off_policyness
 from awrl_staleness.states import TRANSITIONS, EpisodeEvent, EpisodeState
 from awrl_staleness.tally import Tally
 
@@ -102,15 +101,24 @@ class Ledger:
     def enqueue(self, episode_id: str, group_id: str | None, label: str | None) -> None:
         """Make an episode known; it holds nothing yet."""
         if episode_id in self.entries:
-            raise DuplicateEpisodeError(
-                f"episode_id must be new, got {episode_id!r} which is live. Use a fresh id."
-            )
+            raise _live(episode_id)
         if group_id is not None and group_id not in self._groups:
             raise UnknownEpisodeError(
                 f"group_id must be an open group, got {group_id!r}. Reserve it first."
             )
         self.entries[episode_id] = Entry(episode_id, group_id, label)
         self.num_enqueued += 1
+        self.tally.num_submitted += 1
+
+    def admit(self, episode_id: str, label: str | None) -> None:
+        """Enqueue and start an ungrouped episode; the caller has checked the bounds."""
+        if episode_id in self.entries:
+            raise _live(episode_id)
+        version = self.version
+        self.entries[episode_id] = Entry(
+            episode_id, None, label, EpisodeState.RUNNING, version, version
+        )
+        self.num_running += 1
         self.tally.num_submitted += 1
 
     def entry(self, episode_id: str) -> Entry:
@@ -178,16 +186,14 @@ class Ledger:
         entries = [self.entry(episode_id) for episode_id in ids]
         for entry in entries:
             _after(entry, EpisodeEvent.CONSUME)
-            if entry.group_id is not None and entry.group_id in self._groups:
+            if entry.group_id in self._groups:
                 raise IllegalTransitionError(
                     f"group {entry.group_id!r} must be closed before {entry.episode_id!r} is "
                     "consumed, got an open group. Call close_group first."
                 )
-        tally = self.tally
         for entry in entries:
             entry.state = EpisodeState.CONSUMED
-            tally.off_policyness[off_policyness(entry.oldest_version, self.version)] += 1
-            tally.ages(entry.oldest_version, entry.finished_version, self.version)
+        self.tally.consumed(entries, self.version)
         batch = self._next_batch
         self._next_batch += 1
         self.batches[batch] = ids
@@ -226,11 +232,17 @@ class Ledger:
             self.num_running -= 1
         else:
             self.settled += 1
-            self.tally.ages(entry.oldest_version, entry.finished_version, self.version)
+            self.tally.ages([entry], self.version)
         group = self._groups.get(entry.group_id) if entry.group_id is not None else None
         if group is not None:
             group.num_in_use -= 1
             self.num_reserved += 1
+
+
+def _live(episode_id: str) -> DuplicateEpisodeError:
+    return DuplicateEpisodeError(
+        f"episode_id must be new, got {episode_id!r} which is live. Use a fresh id."
+    )
 
 
 def _after(entry: Entry, event: EpisodeEvent) -> EpisodeState:

@@ -156,8 +156,7 @@ class StalenessManager:
         with self._lock:
             if not self._bounds.may_start(self._ledger, None, extra_bounds):
                 return False
-            self._ledger.enqueue(episode_id, None, label)
-            self._ledger.start(episode_id)
+            self._ledger.admit(episode_id, label)
             return True
 
     def finish(self, episode_id: str, *, oldest_version: int | None = None) -> None:

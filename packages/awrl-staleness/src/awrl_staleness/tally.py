@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from awrl_staleness.freshness import off_policyness
+
+
+class Aged(Protocol):
+    """What ages are read from; an entry of the ledger."""
+
+    oldest_version: int
+    finished_version: int
 
 
 class Tally:
@@ -27,7 +38,12 @@ class Tally:
         self.wasted_by_reason[reason] += 1
         self.wasted_by_label[label if label is not None else "unlabelled"] += 1
 
-    def ages(self, oldest: int, at_end: int, now: int) -> None:
-        """Split one finished episode's age into its flight and its wait."""
-        self.in_flight_age[max(0, at_end - oldest)] += 1
-        self.in_queue_age[max(0, now - at_end)] += 1
+    def ages(self, entries: Sequence[Aged], now: int) -> None:
+        """Split each finished episode's age into its flight and its wait."""
+        self.in_flight_age.update([max(0, e.finished_version - e.oldest_version) for e in entries])
+        self.in_queue_age.update([max(0, now - e.finished_version) for e in entries])
+
+    def consumed(self, entries: Sequence[Aged], now: int) -> None:
+        """Count how far each trained episode lies behind."""
+        self.off_policyness.update([off_policyness(e.oldest_version, now) for e in entries])
+        self.ages(entries, now)
