@@ -5,8 +5,9 @@ from webrl.tasks.miniwob import html_root, miniwob_names, miniwob_task
 from webrl.tasks.oracle import ORACLE_TASKS, oracle, target_map
 from webrl.tasks.registry import load_task, load_tasks, task_names
 from webrl.tasks.server import Handler, TaskServer
-from webrl.tasks.task import ResetMode, Task, Viewport
+from webrl.tasks.task import ResetMode, Rubric, Task, Viewport
 from webrl.tasks.task_file import load_task_file
+from webrl.tasks.webgym import load_webgym_file
 
 __all__ = [
     "FAULT_CASES",
@@ -14,6 +15,7 @@ __all__ = [
     "Handler",
     "ORACLE_TASKS",
     "ResetMode",
+    "Rubric",
     "Task",
     "TaskServer",
     "Viewport",
@@ -21,6 +23,7 @@ __all__ = [
     "load_task",
     "load_task_file",
     "load_tasks",
+    "load_webgym_file",
     "miniwob_names",
     "miniwob_task",
     "oracle",

@@ -14,6 +14,8 @@ from webrl.tasks.faults import SUITE as FAULT_SUITE
 from webrl.tasks.miniwob import SUITE, miniwob_names, miniwob_task, page_names
 from webrl.tasks.task import Task
 from webrl.tasks.task_file import PREFIX, load_task_file
+from webrl.tasks.webgym import PREFIX as WEBGYM_PREFIX
+from webrl.tasks.webgym import load_webgym_file
 
 
 def task_names() -> tuple[str, ...]:
@@ -26,7 +28,8 @@ def load_tasks(names: Iterable[str]) -> list[Task]:
     """Return the tasks of the given names, in the given order.
 
     Args:
-        names: Full names such as `miniwob/click-test-2`, or `tasks:PATH` for those of a file.
+        names: Full names such as `miniwob/click-test-2`, or `tasks:PATH` and `webgym:PATH` for
+            those of a file.
 
     Raises:
         TaskError: a name is not known (the message holds the nearest one), or a file is wrong.
@@ -35,6 +38,8 @@ def load_tasks(names: Iterable[str]) -> list[Task]:
     for name in names:
         if name.startswith(PREFIX):
             tasks += load_task_file(name.removeprefix(PREFIX))
+        elif name.startswith(WEBGYM_PREFIX):
+            tasks += load_webgym_file(name.removeprefix(WEBGYM_PREFIX))
         else:
             tasks.append(load_task(name))
     return tasks

@@ -33,11 +33,20 @@ class Viewport(msgspec.Struct, frozen=True):
     """Pixels; 224 is the height 210 of a MiniWoB++ page, rounded up to whole 16-pixel patches."""
 
 
+class Rubric(msgspec.Struct, frozen=True, kw_only=True):
+    """What a judge checks of an episode that ended with an answer."""
+
+    facts: tuple[str, ...] = ()
+    """Statements that the screenshots must show, each judged by itself."""
+    reference_answer: str | None = None
+    """What the answer must amount to; `None` where any answer with the facts will do."""
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of episode; the seed chooses among its instances."""
 
     suite: str
-    """Where it comes from: `miniwob`, `fault`, `web`."""
+    """Where it comes from: `miniwob`, `fault`, `web`, `webgym`."""
     name: str
     """Name within the suite."""
     url: str
@@ -62,6 +71,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Longest wait for a page to finish loading after an action; 0 for pages that never load."""
     final_url: str | None = None
     """Regular expression of the address that ends the episode as a success; `None` for none."""
+    rubric: Rubric | None = None
+    """What a judge checks at the end of an episode; `None` for tasks that judge themselves."""
+    difficulty: str | None = None
+    """Label under which wasted episodes are counted; `None` for none."""
     is_steady: bool = False
     """Whether the same seed always gives the same first pixels."""
     allow_private: bool = False
@@ -95,10 +108,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _check_evaluator(self) -> None:
-        if self.answer is None and self.final_url is None and self.state_script is None:
+        evaluators = (self.answer, self.final_url, self.state_script, self.rubric)
+        if all(evaluator is None for evaluator in evaluators):
             raise TaskError(
                 f"an evaluator must be set, got none for {self.full_name}. "
-                "Give answer, final_url or state_script."
+                "Give answer, final_url, state_script or rubric."
+            )
+        if self.rubric is not None and self.state_script is not None:
+            raise TaskError(
+                f"state_script must be None when rubric is set, got both for {self.full_name}. "
+                "Let either the page or the judge decide."
             )
         for name, pattern in (("answer", self.answer), ("final_url", self.final_url)):
             try:
@@ -113,6 +132,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def is_local(self) -> bool:
         """Return whether the page comes from the task server."""
         return self.url.startswith("/")
+
+    @property
+    def is_seeded(self) -> bool:
+        """Return whether the seed chooses among instances; else every seed gives the same one."""
+        return self.start_script is not None
 
     @property
     def full_name(self) -> str:

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,20 @@ def load_task_file(path: str | Path) -> list[Task]:
         TaskError: the file can not be read, holds no task, or a line is not one; the message
             holds file and line.
     """
+    return read_tasks(path, lambda line: _task(msgspec.json.decode(line, type=_Line)))
+
+
+def read_tasks(path: str | Path, build: Callable[[bytes], Task]) -> list[Task]:
+    """Return what `build` makes of each line of a file; blank lines do not count.
+
+    Args:
+        path: The file.
+        build: Makes a task of one line; may raise `TaskError` and `msgspec.DecodeError`.
+
+    Raises:
+        TaskError: the file can not be read, holds no task, names one twice, or a line is not
+            one; the message holds file and line.
+    """
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
@@ -62,7 +77,7 @@ def load_task_file(path: str | Path) -> list[Task]:
         if not line.strip():
             continue
         try:
-            task = _task(msgspec.json.decode(line, type=_Line))
+            task = build(line)
         except (msgspec.DecodeError, TaskError) as error:
             raise TaskError(f"{path}, line {number}: {error}") from error
         if task.name in tasks:
