@@ -36,6 +36,7 @@ from awrl_rollout.sglang_wire import WeightBucket, WeightChecksums
 from awrl_rollout.slot import EpisodeContext, Workflow
 from awrl_rollout.sources import EpochSource
 from awrl_rollout.statistics import ControllerStatistics, ExecutorStatistics, SlotView
+from awrl_rollout.sticky_router import StickyRouter
 from awrl_rollout.sync_pool import SyncPool, SyncPoolStatistics
 from awrl_rollout.worker import GenerationSwitch, LocalWorker, NotifyingWorker, Worker
 
@@ -90,6 +91,7 @@ __all__ = [
     "ServerUnavailableError",
     "SlotView",
     "StarvedError",
+    "StickyRouter",
     "StopReason",
     "SyncPool",
     "SyncPoolStatistics",

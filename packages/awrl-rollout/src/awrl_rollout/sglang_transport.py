@@ -1,4 +1,4 @@
-"""HTTP calls to one SGLang server: one deadline each, errors of the world turned into ours.
+"""HTTP calls to one SGLang server: one deadline each, bounded repeats, errors turned into ours.
 
 Holds the settings of the client too.
 """
@@ -6,7 +6,8 @@ Holds the settings of the client too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Literal
 
 import aiohttp
@@ -16,6 +17,8 @@ from awrl_rollout.errors import ServerRefusedError, ServerUnavailableError
 from awrl_rollout.sglang_wire import Reply, refusal_text
 
 __all__ = ["PauseMode", "SGLangClientConfig", "SGLangTransport"]
+
+logger = logging.getLogger(__name__)
 
 _HEADERS: Final = {"Content-Type": "application/json"}
 _KEEPALIVE_S: Final = 4.0
@@ -40,6 +43,10 @@ class SGLangClientConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for every other call; group and weight calls take their own argument."""
     connect_deadline_s: float = 10.0
     """Seconds for opening a connection."""
+    max_retries: int = 2
+    """Repeats of a call that may safely happen twice, after an error that may pass."""
+    first_backoff_s: float = 0.1
+    """Wait before the first repeat; doubles with each one that follows."""
     max_connections: int = 0
     """Connections kept to the server; 0 means no bound (one per request in flight)."""
     initial_version: int = 0
@@ -51,13 +58,27 @@ class SGLangClientConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("generate_deadline_s", "control_deadline_s", "connect_deadline_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}. Give seconds.")
+        for name in ("max_retries", "first_backoff_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 for none.")
 
 
 class SGLangTransport:
     """Connections to one server; opened at the first call, closed by `aclose`."""
 
-    def __init__(self, base_url: str, config: SGLangClientConfig) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        config: SGLangClientConfig,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         """Make a transport without opening a connection.
+
+        Args:
+            base_url: `http://host:port` of the server.
+            config: Limits.
+            sleep: Waits before a call is repeated.
 
         Raises:
             ValueError: The address is not http.
@@ -66,6 +87,7 @@ class SGLangTransport:
             raise ValueError(f"base_url must start with http://, got {base_url!r}. Add the scheme.")
         self.base_url = base_url.rstrip("/")
         self.config = config
+        self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
 
     async def aclose(self) -> None:
@@ -76,18 +98,43 @@ class SGLangTransport:
 
     async def get_json(self, path: str) -> dict[str, object]:
         """Return the JSON object that a GET answers."""
-        reply = await self.call("GET", path, None, deadline_s=self.config.control_deadline_s)
+        reply = await self.call(
+            "GET",
+            path,
+            None,
+            deadline_s=self.config.control_deadline_s,
+            max_retries=self.config.max_retries,
+        )
         return msgspec.json.decode(reply.body, type=dict[str, object])
 
     async def post(
-        self, path: str, body: Mapping[str, object], *, deadline_s: float | None = None
+        self,
+        path: str,
+        body: Mapping[str, object],
+        *,
+        deadline_s: float | None = None,
+        is_idempotent: bool = False,
     ) -> Reply:
-        """Send a JSON body and return the good answer; errors as in `call`."""
-        limit_s = self.config.control_deadline_s if deadline_s is None else deadline_s
-        return await self.call("POST", path, msgspec.json.encode(body), deadline_s=limit_s)
+        """Send a JSON body and return the good answer; errors as in `call`.
 
-    async def call(self, method: str, path: str, body: bytes | None, *, deadline_s: float) -> Reply:
-        """Send one request; the boundary where errors of the world become ours.
+        Args:
+            path: Endpoint.
+            body: What to send.
+            deadline_s: Limit over all repeats; the configured one when `None`.
+            is_idempotent: The call may happen twice, so it is repeated after passing errors.
+        """
+        return await self.call(
+            "POST",
+            path,
+            msgspec.json.encode(body),
+            deadline_s=self.config.control_deadline_s if deadline_s is None else deadline_s,
+            max_retries=self.config.max_retries if is_idempotent else 0,
+        )
+
+    async def call(
+        self, method: str, path: str, body: bytes | None, *, deadline_s: float, max_retries: int = 0
+    ) -> Reply:
+        """Send one request, and again after errors that may pass, all within the deadline.
 
         Raises:
             ServerRefusedError: HTTP 4xx.
@@ -95,15 +142,29 @@ class SGLangTransport:
         """
         try:
             async with asyncio.timeout(deadline_s):
-                async with self._open_session().request(
-                    method, f"{self.base_url}{path}", data=body, headers=_HEADERS
-                ) as response:
-                    reply = Reply(status=response.status, body=await response.read())
+                num_failed = 0
+                while True:
+                    try:
+                        return await self._once(method, path, body)
+                    except ServerUnavailableError as error:
+                        num_failed += 1
+                        if num_failed > max_retries:
+                            raise
+                        logger.info("repeating after failure %d: %s", num_failed, error)
+                        await self._sleep(self.config.first_backoff_s * 2.0 ** (num_failed - 1))
         except TimeoutError as error:
             raise ServerUnavailableError(
                 f"{self.base_url}{path} must answer within {deadline_s:g} s, got no answer. "
                 "The server hangs, is overloaded, or stays paused."
             ) from error
+
+    async def _once(self, method: str, path: str, body: bytes | None) -> Reply:
+        """Send one request; the boundary where errors of the world become ours."""
+        try:
+            async with self._open_session().request(
+                method, f"{self.base_url}{path}", data=body, headers=_HEADERS
+            ) as response:
+                reply = Reply(status=response.status, body=await response.read())
         except (aiohttp.ClientError, OSError) as error:
             raise ServerUnavailableError(
                 f"{self.base_url}{path} must be reachable, got {type(error).__name__}: {error}. "
