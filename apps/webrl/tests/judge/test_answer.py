@@ -1,0 +1,60 @@
+"""Only the agreed form is an answer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from webrl.judge.answer import (
+    MalformedAnswerError,
+    YesOrNo,
+    read_relevant,
+    read_yes_or_no,
+)
+
+FORM = '{"reason": "seen", "verdict": true}'
+
+
+@pytest.mark.parametrize("text", [FORM, f" {FORM}\n", f"```json\n{FORM}\n```", f"```\n{FORM}\n```"])
+def test_the_object_alone_or_in_a_fence_is_an_answer(text: str) -> None:
+    assert read_yes_or_no(text) == YesOrNo(reason="seen", verdict=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "SUCCESS",
+        "2. Verdict: SUCCESS",
+        "true",
+        '{"verdict": true}',
+        '{"reason": "r", "verdict": "true"}',
+        '{"reason": "r", "verdict": 1}',
+        '{"reason": "r", "verdict": null}',
+        '{"reason": "r", "verdict": true, "reward": 1}',
+        f"Sure! {FORM}",
+        f"{FORM}{FORM}",
+        f"[{FORM}]",
+        FORM[:-1],
+    ],
+)
+def test_anything_else_is_none(text: str) -> None:
+    with pytest.raises(MalformedAnswerError):
+        read_yes_or_no(text)
+
+
+@given(st.text())
+def test_no_text_is_a_verdict_by_chance(text: str) -> None:
+    with pytest.raises(MalformedAnswerError):
+        read_yes_or_no(text)
+
+
+def test_numbers_of_screenshots_become_indices() -> None:
+    assert read_relevant(4)('{"relevant": [4, 1, 4]}') == (0, 3)
+    assert read_relevant(4)('{"relevant": []}') == ()
+
+
+@pytest.mark.parametrize("numbers", ["[0]", "[5]", '["1"]', "1", "[1.5]"])
+def test_a_number_without_a_screenshot_is_no_answer(numbers: str) -> None:
+    with pytest.raises(MalformedAnswerError):
+        read_relevant(4)(f'{{"relevant": {numbers}}}')
