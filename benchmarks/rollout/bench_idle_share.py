@@ -3,7 +3,7 @@
 Virtual clock; lognormal episodes of mean 60 s and cv 1; no warm-up charged to the synchronous pool,
 so its idle share is the barrier alone. The everlasting figure is taken over a window in which it is
 fed without end, as in a run. Run: `pytest benchmarks/rollout/bench_idle_share.py
--o python_files='bench_*.py' --import-mode=prepend --benchmark-json=F`.
+-o python_files='bench_*.py' --benchmark-json=F`.
 """
 
 import pytest
@@ -14,11 +14,17 @@ from awrl_rollout import (
     VirtualClock,
     WorkflowExecutor,
 )
-from awrl_rollout.testing import endless_groups, scripted_workflow
+from awrl_rollout.testing import (
+    endless_groups,
+    lognormal_durations,
+    make_group,
+    scripted_workflow,
+)
 from awrl_staleness import StalenessConfig, StalenessManager
 from pytest_benchmark.fixture import BenchmarkFixture
-from workload import MEAN_S, durations, requests
 
+MEAN_S = 60.0
+DURATIONS = lognormal_durations(mean_s=MEAN_S, cv=1.0)
 NUM_ROUNDS = 10
 
 
@@ -27,9 +33,9 @@ def everlasting_share(num_slots: int) -> float:
     clock = VirtualClock()
 
     async def main() -> float:
-        workflow = scripted_workflow(durations())
+        workflow = scripted_workflow(DURATIONS)
         async with WorkflowExecutor(workflow, num_slots=num_slots, clock=clock) as executor:
-            executor.submit(requests(num_slots * NUM_ROUNDS * 3))
+            executor.submit(make_group("e", num_slots * NUM_ROUNDS * 3))
             await clock.sleep(MEAN_S * NUM_ROUNDS)
             return executor.statistics().idle_share
 
@@ -45,7 +51,7 @@ def controlled_share(num_slots: int, eta: int = 2) -> tuple[float, float]:
     )
 
     async def main() -> tuple[float, float]:
-        workflow = scripted_workflow(durations())
+        workflow = scripted_workflow(DURATIONS)
         async with (
             WorkflowExecutor(workflow, num_slots=num_slots, clock=clock) as executor,
             RolloutController(
@@ -66,9 +72,9 @@ def synchronous_share(num_slots: int) -> float:
     clock = VirtualClock()
 
     async def main() -> float:
-        pool = SyncPool(scripted_workflow(durations()), num_slots=num_slots, clock=clock)
+        pool = SyncPool(scripted_workflow(DURATIONS), num_slots=num_slots, clock=clock)
         for index in range(NUM_ROUNDS):
-            await pool.run_round(requests(num_slots, f"r{index}-"))
+            await pool.run_round(make_group(f"r{index}", num_slots))
         return pool.statistics().idle_share
 
     return clock.run(main())

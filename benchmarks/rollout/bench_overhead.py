@@ -1,7 +1,7 @@
 """CPU cost of executor and controller at 1,280 slots, and real throughput on one core.
 
 Run: `pytest benchmarks/rollout/bench_overhead.py -o python_files='bench_*.py'
---import-mode=prepend --benchmark-json=F`. CPU seconds are the process's own (`time.process_time`).
+--benchmark-json=F`. CPU seconds are the process's own (`time.process_time`).
 """
 
 import asyncio
@@ -13,11 +13,16 @@ from awrl_rollout import (
     VirtualClock,
     WorkflowExecutor,
 )
-from awrl_rollout.testing import endless_groups, scripted_workflow
+from awrl_rollout.testing import (
+    endless_groups,
+    lognormal_durations,
+    make_group,
+    scripted_workflow,
+)
 from awrl_staleness import StalenessConfig, StalenessManager
 from pytest_benchmark.fixture import BenchmarkFixture
-from workload import durations, requests
 
+DURATIONS = lognormal_durations(mean_s=60.0, cv=1.0)
 NUM_SLOTS = 1_280
 NUM_EPISODES = 12_800
 
@@ -27,10 +32,10 @@ def executor_cpu_s() -> float:
     clock = VirtualClock()
 
     async def main() -> float:
-        workflow = scripted_workflow(durations())
+        workflow = scripted_workflow(DURATIONS)
         async with WorkflowExecutor(workflow, num_slots=NUM_SLOTS, clock=clock) as executor:
             started = time.process_time()
-            await executor.rollout_batch(requests(NUM_EPISODES))
+            await executor.rollout_batch(make_group("e", NUM_EPISODES))
             return (time.process_time() - started) / NUM_EPISODES
 
     return clock.run(main())
@@ -45,8 +50,8 @@ def test_executor_overhead_per_episode(benchmark: BenchmarkFixture) -> None:
 def controller_cpu_share() -> tuple[float, float]:
     """Return the share of one core, and CPU seconds per episode, at 1,280 concurrent episodes.
 
-    40 workers of 32 slots, groups of 8, batches of 128, episodes of 60 s. The workers' own slots
-    run in the same process and are in the figure.
+    40 workers of 32 slots, groups of 8, batches of 1,280, eta = 2, episodes of 60 s. The workers'
+    own slots run in the same process and are in the figure.
     """
     clock = VirtualClock()
     manager = StalenessManager(
@@ -57,7 +62,7 @@ def controller_cpu_share() -> tuple[float, float]:
     num_steps = 5
 
     async def main() -> tuple[float, float]:
-        workflow = scripted_workflow(durations())
+        workflow = scripted_workflow(DURATIONS)
         async with asyncio.TaskGroup() as group:
             executors = [
                 WorkflowExecutor(workflow, num_slots=32, name=f"w{index}", clock=clock)
@@ -72,8 +77,8 @@ def controller_cpu_share() -> tuple[float, float]:
                 clock=clock,
             ) as controller:
                 cpu_started, started = time.process_time(), clock.time()
-                for version in range(1, num_steps * NUM_SLOTS // 128 + 1):
-                    await controller.prepare_batch(128)
+                for version in range(1, num_steps + 1):
+                    await controller.prepare_batch(NUM_SLOTS)
                     controller.publish(version)
                 cpu_s = time.process_time() - cpu_started
                 num_episodes = controller.statistics().num_landed
@@ -100,9 +105,10 @@ def real_share_of_ideal() -> float:
     async def main() -> float:
         workflow = scripted_workflow(lambda request: 1.0)
         async with WorkflowExecutor(workflow, num_slots=NUM_SLOTS) as executor:
+            episodes = make_group("e", NUM_SLOTS * seconds)
             await asyncio.sleep(0)
             started = time.perf_counter()
-            await executor.rollout_batch(requests(NUM_SLOTS * seconds))
+            await executor.rollout_batch(episodes)
             return seconds / (time.perf_counter() - started)
 
     return asyncio.run(main())
