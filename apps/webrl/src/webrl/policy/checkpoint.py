@@ -65,12 +65,15 @@ def load_policy(
     return cast("Qwen3VLForConditionalGeneration", model.eval())
 
 
-def init_policy(out_dir: str | Path, config: InitPolicyConfig | None = None) -> WarmupReport:
+def init_policy(
+    out_dir: str | Path, config: InitPolicyConfig | None = None, *, device: str = "cpu"
+) -> WarmupReport:
     """Write the tiny policy: random weights, warmed up on synthetic pages.
 
     Args:
         out_dir: Directory to fill; made when missing. Files of the same names are replaced.
         config: Sizes, seed and warm-up; the laptop's by default.
+        device: Where the warm-up runs.
 
     Returns:
         What the warm-up did.
@@ -90,6 +93,8 @@ def init_policy(out_dir: str | Path, config: InitPolicyConfig | None = None) -> 
         torch.manual_seed(config.seed)
         model = _random_model(model_config)
         model.generation_config = generation
+        # The model's own `to` is untyped.
+        torch.nn.Module.to(model, device)
         report = warm_up(model, PolicyProcessor.from_pretrained(out), config)
     model.save_pretrained(out)
     (out / "warmup.json").write_text(

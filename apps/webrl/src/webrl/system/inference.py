@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+from awrl_rollout import GenerateRequest, RolloutError, SGLangClient, SGLangClientConfig
+from PIL import Image
 
 from webrl.errors import ServerStartError
 from webrl.sglang_cpu import CPU_ARGUMENTS, build_cpu_aids, has_gpu_driver
@@ -16,6 +21,9 @@ from webrl.system.server_process import (
     find_free_port,
     sglang_command,
 )
+
+_WARM_UP_SIZE = (160, 224)
+"""Pixels of the first picture."""
 
 START_ATTEMPTS = 3
 """A port picked, released and taken by another costs one attempt."""
@@ -46,8 +54,14 @@ class ServerSpec:
 
         SGLang keeps the vision tower's output by image and no update clears it, so a screenshot that
         comes back after an update of a trained vision tower would get log-probs of other weights.
+        Its `/health` would generate a token, which a paused server does not: it says here whether it
+        is up, and the first request of `start` whether it generates.
         """
-        return {"OMP_NUM_THREADS": str(self.num_threads), "SGLANG_VLM_CACHE_SIZE_MB": "0"}
+        return {
+            "OMP_NUM_THREADS": str(self.num_threads),
+            "SGLANG_VLM_CACHE_SIZE_MB": "0",
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        }
 
 
 class InferenceServer:
@@ -68,7 +82,7 @@ class InferenceServer:
         self._process: ServerProcess | None = None
 
     async def start(self) -> str:
-        """Start (or restart) the server and return its base URL.
+        """Start (or restart) the server and return its base URL once it has answered a request.
 
         Raises:
             ServerStartError: It ended or was not healthy in time; the log's tail is attached.
@@ -86,6 +100,8 @@ class InferenceServer:
             )
             try:
                 await asyncio.to_thread(self._process.wait_until_healthy, spec.start_timeout_s)
+                if spec.backend == "sglang":
+                    await _warm_up(self._process, spec)
             except ServerStartError as error:
                 if "in use" not in str(error) or attempt == START_ATTEMPTS - 1:
                     raise
@@ -120,6 +136,30 @@ class InferenceServer:
         if self._process is not None:
             self._process.stop()
             self._process = None
+
+
+async def _warm_up(process: ServerProcess, spec: ServerSpec) -> None:
+    """Send the first request with an image: SGLang compiles kernels and imports its processors then.
+
+    Raises:
+        ServerStartError: It had no answer in time.
+    """
+    config = json.loads((Path(spec.model_path) / "config.json").read_text(encoding="utf-8"))
+    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
+    picture = io.BytesIO()
+    Image.new("RGB", _WARM_UP_SIZE, "white").save(picture, format="PNG")
+    request = GenerateRequest(
+        input_ids=[config[name] for name in names],
+        images=[base64.b64encode(picture.getvalue()).decode()],
+        max_new_tokens=2,
+    )
+    limits = SGLangClientConfig(generate_deadline_s=spec.start_timeout_s)
+    try:
+        async with SGLangClient(process.url, config=limits) as client:
+            await client.generate(request)
+    except RolloutError as error:
+        death = "" if process.is_alive else f"\n{process.describe_death()}"
+        raise ServerStartError(f"the first request failed: {error}{death}") from error
 
 
 InferenceServerActor = ray.remote(InferenceServer)

@@ -6,7 +6,7 @@ Invariant: rows are padded on the right; padding has attention 0 and carries no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -35,6 +35,12 @@ class SupervisedBatch:
     """`[B, 3]` int64."""
     action_mask: torch.Tensor
     """`[B, T]` bool: true for tokens of the action, its end token included."""
+
+    def on(self, device: torch.device) -> SupervisedBatch:
+        """Return the batch on a device."""
+        return SupervisedBatch(
+            **{field.name: getattr(self, field.name).to(device) for field in fields(self)}
+        )
 
 
 def supervised_batch(

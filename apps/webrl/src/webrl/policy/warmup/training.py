@@ -45,7 +45,7 @@ def warm_up(
     """Train `model` in place on synthetic pages.
 
     Args:
-        model: The policy; float32 on the CPU.
+        model: The policy; float32.
         processor: Its processor.
         config: Seed, action grid and warm-up.
 
@@ -64,7 +64,8 @@ def warm_up(
     for _ in range(settings.num_updates):
         drawn = [pages.draw() for _ in range(settings.batch_size)]
         actions = [page.solutions[0] for page in drawn]
-        loss = action_loss(model, supervised_batch(processor, drawn, actions), processor)
+        batch = supervised_batch(processor, drawn, actions).on(model.device)
+        loss = action_loss(model, batch, processor)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -94,7 +95,8 @@ def action_loss(
     predicted, wanted = logits[:, :-1], batch.action_mask[:, 1:]
     labels = batch.input_ids[:, 1:][wanted]
     rows = predicted[wanted].float()
-    rows = rows.index_fill(1, torch.tensor(processor.masked_token_ids), float("-inf"))
+    masked = torch.tensor(processor.masked_token_ids, device=rows.device)
+    rows = rows.index_fill(1, masked, float("-inf"))
     return torch.nn.functional.cross_entropy(rows, labels)
 
 
