@@ -9,17 +9,22 @@ from hypothesis import strategies as st
 from webrl.actions import (
     ACTION_NAMES,
     Action,
+    ActionMode,
     Answer,
     ClickMark,
     DoubleClick,
+    DoubleClickMark,
     Drag,
+    DragMark,
     GoBack,
     Hover,
+    HoverMark,
     InvalidAction,
     LeftClick,
     Navigate,
     Press,
     Scroll,
+    ScrollMark,
     TypeText,
     Wait,
     format_action,
@@ -33,13 +38,8 @@ _DISTANCE = st.integers(-1000, 1000)
 _TEXT = st.text(
     st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60
 )  # surrogates are not text
-_ACTIONS: st.SearchStrategy[Action] = st.one_of(
-    st.builds(LeftClick, _COORDINATE, _COORDINATE),
-    st.builds(DoubleClick, _COORDINATE, _COORDINATE),
-    st.builds(Hover, _COORDINATE, _COORDINATE),
-    st.builds(Drag, _COORDINATE, _COORDINATE, _COORDINATE, _COORDINATE),
-    st.builds(Scroll, _COORDINATE, _COORDINATE, _DISTANCE, _DISTANCE),
-    st.builds(ClickMark, st.integers(1, 999_999)),
+_MARK = st.integers(1, 999_999)
+_ANYWHERE: st.SearchStrategy[Action] = st.one_of(
     st.builds(TypeText, _TEXT),
     st.builds(
         Press, st.sampled_from(["Enter", "Control+a", "ArrowDown", "Control+Shift+Tab", "/"])
@@ -49,6 +49,23 @@ _ACTIONS: st.SearchStrategy[Action] = st.one_of(
     st.builds(Navigate, _TEXT),
     st.builds(Answer, st.text(st.characters(exclude_categories=["Cs"]), max_size=60)),
 )
+_ACTIONS: st.SearchStrategy[Action] = st.one_of(
+    st.builds(LeftClick, _COORDINATE, _COORDINATE),
+    st.builds(DoubleClick, _COORDINATE, _COORDINATE),
+    st.builds(Hover, _COORDINATE, _COORDINATE),
+    st.builds(Drag, _COORDINATE, _COORDINATE, _COORDINATE, _COORDINATE),
+    st.builds(Scroll, _COORDINATE, _COORDINATE, _DISTANCE, _DISTANCE),
+    _ANYWHERE,
+)
+_MARK_ACTIONS: st.SearchStrategy[Action] = st.one_of(
+    st.builds(ClickMark, _MARK),
+    st.builds(DoubleClickMark, _MARK),
+    st.builds(HoverMark, _MARK),
+    st.builds(DragMark, _MARK, _MARK),
+    st.builds(ScrollMark, st.integers(0, 999_999), _DISTANCE, _DISTANCE),
+    _ANYWHERE,
+)
+_MODES = ("coordinates", "set_of_marks")
 
 
 @given(_ACTIONS)
@@ -56,18 +73,23 @@ def test_every_action_survives_format_and_parse(action: Action) -> None:
     assert parse_action(format_action(action)) == action
 
 
-@given(_ACTIONS)
+@given(_MARK_ACTIONS)
+def test_every_action_on_marks_survives_format_and_parse(action: Action) -> None:
+    assert parse_action(format_action(action), "set_of_marks") == action
+
+
+@given(_ACTIONS | _MARK_ACTIONS)
 def test_every_action_survives_msgspec(action: Action) -> None:
     assert msgspec.json.decode(msgspec.json.encode(action), type=Action) == action
 
 
-@given(st.text())
-def test_parser_is_total_over_any_text(text: str) -> None:
-    result = parse_action(text)
+@given(st.text(), st.sampled_from(_MODES))
+def test_parser_is_total_over_any_text(text: str, mode: ActionMode) -> None:
+    result = parse_action(text, mode)
     if isinstance(result, InvalidAction):
         assert result.reason
     else:
-        assert parse_action(format_action(result)) == result
+        assert parse_action(format_action(result), mode) == result
 
 
 @given(
@@ -75,10 +97,11 @@ def test_parser_is_total_over_any_text(text: str) -> None:
     st.lists(
         st.sampled_from(['"', "\\", "a", "1", "0", "-", ",", " ", "(", ")", "\n"]), max_size=12
     ),
+    st.sampled_from(_MODES),
 )
-def test_parser_is_total_near_the_grammar(name: str, pieces: list[str]) -> None:
-    result = parse_action(f"{name}({''.join(pieces)})")
-    assert isinstance(result, InvalidAction) or parse_action(format_action(result)) == result
+def test_parser_is_total_near_the_grammar(name: str, pieces: list[str], mode: ActionMode) -> None:
+    result = parse_action(f"{name}({''.join(pieces)})", mode)
+    assert isinstance(result, InvalidAction) or parse_action(format_action(result), mode) == result
 
 
 @pytest.mark.parametrize(
@@ -111,8 +134,6 @@ def test_accepted_forms(text: str, action: Action) -> None:
         ('left_click("1", "2")', "2 whole numbers"),
         ("left_click(1, 2,)", "whole numbers or quoted"),
         ("right_click(1, 2)", "must be one of left_click"),
-        ("click_mark(0)", "mark must be >= 1, got 0"),
-        ("click_mark(1, 2)", "takes 1 whole numbers, got 2"),
         ("wait(1)", "takes no arguments"),
         ('type("")', "must not be empty"),
         ("type('a')", "quoted strings"),
@@ -126,6 +147,43 @@ def test_rejected_forms_say_why(text: str, reason: str) -> None:
     result = parse_action(text)
     assert isinstance(result, InvalidAction)
     assert reason in result.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("left_click(7)", ClickMark(7)),
+        ("double_click(07)", DoubleClickMark(7)),
+        ("Action: hover( 3 )", HoverMark(3)),
+        ("drag(1, 2)", DragMark(1, 2)),
+        ("scroll(0, 0, 500)", ScrollMark(0, 0, 500)),
+        ("go_back()", GoBack()),
+    ],
+)
+def test_accepted_forms_on_marks(text: str, action: Action) -> None:
+    assert parse_action(text, "set_of_marks") == action
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "one action such as left_click(7)"),
+        ("left_click(500, 250)", "takes 1 whole numbers, got 2"),
+        ("left_click(0)", "mark must be >= 1, got 0"),
+        ("drag(1, 0)", "mark must be >= 1, got 0"),
+        ("scroll(-1, 0, 3)", "mark must be >= 0, got -1"),
+        ("scroll(500, 500, 0, 300)", "takes 3 whole numbers, got 4"),
+        ("scroll(1, 0, 1001)", "distances of scroll"),
+    ],
+)
+def test_positions_are_no_marks(text: str, reason: str) -> None:
+    result = parse_action(text, "set_of_marks")
+    assert isinstance(result, InvalidAction)
+    assert reason in result.reason
+
+
+def test_a_mark_is_no_position() -> None:
+    assert isinstance(parse_action("left_click(7)"), InvalidAction)
 
 
 def test_a_long_reply_is_kept_short() -> None:

@@ -4,6 +4,8 @@ Invariants:
 
 * coordinates and distances are whole numbers on a grid that spans the viewport, 0 to `GRID_SIZE`
   from left to right and from top to bottom, whatever the viewport's size in pixels;
+* what points at a position where the mode is `coordinates` points at a numbered element where it
+  is `set_of_marks`, under the same verb; all other actions are the same in both modes;
 * a text that is no action is an `InvalidAction`, never a guess: nobody invents a click.
 """
 
@@ -16,30 +18,17 @@ import msgspec
 GRID_SIZE = 1000
 """Grid units across the viewport, in both directions; what vision-language models are taught."""
 
-ActionName: TypeAlias = Literal[
-    "left_click",
-    "double_click",
-    "hover",
-    "drag",
-    "click_mark",
-    "type",
-    "press",
-    "scroll",
-    "wait",
-    "go_back",
-    "navigate",
-    "answer",
-]
+ActionMode: TypeAlias = Literal["coordinates", "set_of_marks"]
+"""How an action says where: by a point of the grid, or by the number drawn beside an element."""
 
-ACTION_NAMES: tuple[ActionName, ...] = (
+ACTION_NAMES: tuple[str, ...] = (
     "left_click",
     "double_click",
     "hover",
     "drag",
-    "click_mark",
+    "scroll",
     "type",
     "press",
-    "scroll",
     "wait",
     "go_back",
     "navigate",
@@ -89,10 +78,44 @@ class Drag(msgspec.Struct, frozen=True, tag="drag"):
 
 
 class ClickMark(msgspec.Struct, frozen=True, tag="click_mark"):
-    """Click the element with a number, where elements are marked: `click_mark(7)`."""
+    """Click a numbered element: `left_click(7)`."""
 
     mark: int
     """Number shown beside the element, from 1."""
+
+
+class DoubleClickMark(msgspec.Struct, frozen=True, tag="double_click_mark"):
+    """Click a numbered element twice: `double_click(7)`."""
+
+    mark: int
+    """Number shown beside the element, from 1."""
+
+
+class HoverMark(msgspec.Struct, frozen=True, tag="hover_mark"):
+    """Move the pointer onto a numbered element: `hover(7)`."""
+
+    mark: int
+    """Number shown beside the element, from 1."""
+
+
+class DragMark(msgspec.Struct, frozen=True, tag="drag_mark"):
+    """Press at one numbered element, release at another: `drag(7, 8)`."""
+
+    mark: int
+    """Number of the element where the button goes down, from 1."""
+    to_mark: int
+    """Number of the element where it is released, from 1."""
+
+
+class ScrollMark(msgspec.Struct, frozen=True, tag="scroll_mark"):
+    """Turn the wheel over a numbered element, or over the page: `scroll(0, 0, 300)`."""
+
+    mark: int
+    """Number shown beside the element; 0 is the middle of the page."""
+    dx: int
+    """Distance to the right in grid units, -1000 to 1000."""
+    dy: int
+    """Distance downwards in grid units, -1000 to 1000."""
 
 
 class TypeText(msgspec.Struct, frozen=True, tag="type"):
@@ -153,15 +176,18 @@ class InvalidAction(msgspec.Struct, frozen=True, tag="invalid"):
     """What is wrong with it, for the log and for the policy's next prompt."""
 
 
+MarkAction: TypeAlias = ClickMark | DoubleClickMark | HoverMark | DragMark | ScrollMark
+"""What points at a numbered element."""
+
 Action: TypeAlias = (
     LeftClick
     | DoubleClick
     | Hover
     | Drag
-    | ClickMark
+    | Scroll
+    | MarkAction
     | TypeText
     | Press
-    | Scroll
     | Wait
     | GoBack
     | Navigate

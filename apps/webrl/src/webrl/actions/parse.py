@@ -21,17 +21,22 @@ from webrl.actions.action import (
     ACTION_NAMES,
     GRID_SIZE,
     Action,
+    ActionMode,
     Answer,
     ClickMark,
     DoubleClick,
+    DoubleClickMark,
     Drag,
+    DragMark,
     GoBack,
     Hover,
+    HoverMark,
     InvalidAction,
     LeftClick,
     Navigate,
     Press,
     Scroll,
+    ScrollMark,
     TypeText,
     Wait,
 )
@@ -47,17 +52,19 @@ _PREFIX = re.compile(r"^[ \t]*Action[ \t]*:", re.MULTILINE)
 _KEY = re.compile(r"[A-Za-z0-9]{1,20}(\+[A-Za-z0-9]{1,20}){0,3}|[A-Za-z]{1,20}\+[!-~]|[!-~]")
 
 _Argument: TypeAlias = int | str
+_Builder: TypeAlias = Callable[[str, Sequence[_Argument]], Action]
 
 
 class _Rejected(ValueError):
     """Internal: why the reply is no action."""
 
 
-def parse_action(text: str) -> Action | InvalidAction:
+def parse_action(text: str, mode: ActionMode = "coordinates") -> Action | InvalidAction:
     """Return the action that `text` spells, or an `InvalidAction` that says why it spells none.
 
     Args:
         text: A policy's reply, decoded, without its end token.
+        mode: How the reply says where.
 
     Returns:
         The action, or `InvalidAction(text, reason)`.
@@ -65,17 +72,17 @@ def parse_action(text: str) -> Action | InvalidAction:
     prefixes = list(_PREFIX.finditer(text))
     body = text[prefixes[-1].end() :] if prefixes else text
     try:
-        return _parse_call(body.strip())
+        return _parse_call(body.strip(), _BUILDERS[mode], _EXAMPLES[mode])
     except _Rejected as error:
         return InvalidAction(text=text[:_SHOWN_LENGTH], reason=str(error))
 
 
-def _parse_call(body: str) -> Action:
+def _parse_call(body: str, builders: Mapping[str, _Builder], example: str) -> Action:
     call = _CALL.fullmatch(body)
     if call is None:
-        raise _Rejected("reply must be one action such as left_click(500, 250)")
+        raise _Rejected(f"reply must be one action such as {example}")
     name = call.group(1)
-    build = _BUILDERS.get(name)
+    build = builders.get(name)
     if build is None:
         raise _Rejected(f"action must be one of {', '.join(ACTION_NAMES)}, got {name}")
     return build(name, _parse_arguments(name, call.group(2)))
@@ -118,9 +125,7 @@ def _coordinates(name: str, numbers: Sequence[int]) -> None:
             raise _Rejected(f"coordinates of {name} must be 0 to {GRID_SIZE}, got {value}")
 
 
-def _point(
-    kind: Callable[[int, int], Action],
-) -> Callable[[str, Sequence[_Argument]], Action]:
+def _point(kind: Callable[[int, int], Action]) -> _Builder:
     def build(name: str, arguments: Sequence[_Argument]) -> Action:
         x, y = _integers(name, arguments, 2)
         _coordinates(name, (x, y))
@@ -135,22 +140,47 @@ def _drag(name: str, arguments: Sequence[_Argument]) -> Action:
     return Drag(*numbers)
 
 
-def _mark(name: str, arguments: Sequence[_Argument]) -> Action:
-    (mark,) = _integers(name, arguments, 1)
-    if mark < 1:
-        raise _Rejected(f"mark must be >= 1, got {mark}")
-    return ClickMark(mark)
+def _mark(kind: Callable[[int], Action]) -> _Builder:
+    def build(name: str, arguments: Sequence[_Argument]) -> Action:
+        (mark,) = _integers(name, arguments, 1)
+        _at_least(1, mark)
+        return kind(mark)
+
+    return build
+
+
+def _drag_mark(name: str, arguments: Sequence[_Argument]) -> Action:
+    marks = _integers(name, arguments, 2)
+    _at_least(1, *marks)
+    return DragMark(*marks)
+
+
+def _scroll_mark(name: str, arguments: Sequence[_Argument]) -> Action:
+    mark, dx, dy = _integers(name, arguments, 3)
+    _at_least(0, mark)
+    _distances(dx, dy)
+    return ScrollMark(mark, dx, dy)
+
+
+def _at_least(bound: int, *marks: int) -> None:
+    for mark in marks:
+        if mark < bound:
+            raise _Rejected(f"mark must be >= {bound}, got {mark}")
+
+
+def _distances(dx: int, dy: int) -> None:
+    if max(abs(dx), abs(dy)) > GRID_SIZE:
+        raise _Rejected(f"distances of scroll must be -{GRID_SIZE} to {GRID_SIZE}")
 
 
 def _scroll(name: str, arguments: Sequence[_Argument]) -> Action:
     x, y, dx, dy = _integers(name, arguments, 4)
     _coordinates(name, (x, y))
-    if max(abs(dx), abs(dy)) > GRID_SIZE:
-        raise _Rejected(f"distances of scroll must be -{GRID_SIZE} to {GRID_SIZE}")
+    _distances(dx, dy)
     return Scroll(x, y, dx, dy)
 
 
-def _bare(kind: Callable[[], Action]) -> Callable[[str, Sequence[_Argument]], Action]:
+def _bare(kind: Callable[[], Action]) -> _Builder:
     def build(name: str, arguments: Sequence[_Argument]) -> Action:
         if arguments:
             raise _Rejected(f"{name} takes no arguments, got {len(arguments)}")
@@ -159,7 +189,7 @@ def _bare(kind: Callable[[], Action]) -> Callable[[str, Sequence[_Argument]], Ac
     return build
 
 
-def _string(kind: Callable[[str], Action]) -> Callable[[str, Sequence[_Argument]], Action]:
+def _string(kind: Callable[[str], Action]) -> _Builder:
     def build(name: str, arguments: Sequence[_Argument]) -> Action:
         if len(arguments) != 1 or not isinstance(arguments[0], str):
             raise _Rejected(f"{name} takes one quoted string")
@@ -172,17 +202,37 @@ def _string(kind: Callable[[str], Action]) -> Callable[[str, Sequence[_Argument]
     return build
 
 
-_BUILDERS: Mapping[str, Callable[[str, Sequence[_Argument]], Action]] = {
-    "left_click": _point(LeftClick),
-    "double_click": _point(DoubleClick),
-    "hover": _point(Hover),
-    "drag": _drag,
-    "click_mark": _mark,
+_ANYWHERE: Mapping[str, _Builder] = {
     "type": _string(TypeText),
     "press": _string(Press),
-    "scroll": _scroll,
     "wait": _bare(Wait),
     "go_back": _bare(GoBack),
     "navigate": _string(Navigate),
     "answer": _string(Answer),
 }
+"""What is the same in every mode."""
+
+_BUILDERS: Mapping[ActionMode, Mapping[str, _Builder]] = {
+    "coordinates": {
+        "left_click": _point(LeftClick),
+        "double_click": _point(DoubleClick),
+        "hover": _point(Hover),
+        "drag": _drag,
+        "scroll": _scroll,
+        **_ANYWHERE,
+    },
+    "set_of_marks": {
+        "left_click": _mark(ClickMark),
+        "double_click": _mark(DoubleClickMark),
+        "hover": _mark(HoverMark),
+        "drag": _drag_mark,
+        "scroll": _scroll_mark,
+        **_ANYWHERE,
+    },
+}
+
+_EXAMPLES: Mapping[ActionMode, str] = {
+    "coordinates": "left_click(500, 250)",
+    "set_of_marks": "left_click(7)",
+}
+"""What a reply could look like."""

@@ -56,7 +56,7 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     screenshot_format: ScreenshotFormat = "png"
     """`png` (lossless, cheapest for small flat pages) or `jpeg` (3x smaller on rich pages)."""
     is_marked: bool = False
-    """Whether screenshots number the elements that can be clicked, for `click_mark(n)`."""
+    """Whether screenshots number the elements that can be clicked, for actions on marks."""
     jpeg_quality: int = 80
     """Quality of `jpeg`, 1 to 100."""
     deadlines: Deadlines = Deadlines()

@@ -4,20 +4,40 @@ Invariants:
 
 * the numbers are drawn for the screenshot only: no action ever meets them;
 * a mark's point belongs to its element when the screenshot is taken, and is covered by nothing;
-* a number that is not on the screenshot clicks nothing.
+* a number that is not on the screenshot does nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from webrl.actions import ClickMark, LeftClick, to_grid
+from webrl.actions import (
+    GRID_SIZE,
+    Action,
+    ClickMark,
+    DoubleClick,
+    DoubleClickMark,
+    Drag,
+    DragMark,
+    Hover,
+    HoverMark,
+    LeftClick,
+    MarkAction,
+    Scroll,
+    ScrollMark,
+    to_grid,
+)
 from webrl.browser.errors import BrowserFault
 from webrl.browser.outcome import Mark
 from webrl.browser.page import LivePage
+from webrl.tasks import Viewport
+
+_MIDDLE = (GRID_SIZE // 2, GRID_SIZE // 2)
+"""Where the mark 0 is: nowhere in particular."""
 
 
 @cache
@@ -40,10 +60,31 @@ async def marked_screenshot(page: LivePage) -> tuple[bytes, tuple[Mark, ...]]:
         raise BrowserFault("page_error", f"marks are no marks: {error}") from error
 
 
-def as_click(page: LivePage, action: ClickMark, marks: tuple[Mark, ...]) -> LeftClick | None:
-    """Return the click that `action` stands for, or `None` when there is no such mark."""
-    for mark in marks:
-        if mark.number == action.mark:
-            width, height = page.viewport.width, page.viewport.height
-            return LeftClick(*to_grid(mark.x, mark.y, width=width, height=height))
-    return None
+def on_page(action: MarkAction, marks: Sequence[Mark], viewport: Viewport) -> Action | int:
+    """Return the same action by position, or the first of its marks that is not there.
+
+    Args:
+        action: What the policy wants.
+        marks: Numbers of the screenshot that it saw.
+        viewport: Size of the page.
+    """
+    points = {
+        mark.number: to_grid(mark.x, mark.y, width=viewport.width, height=viewport.height)
+        for mark in marks
+    }
+    if isinstance(action, ScrollMark):
+        point = _MIDDLE if action.mark == 0 else points.get(action.mark)
+        return action.mark if point is None else Scroll(*point, action.dx, action.dy)
+    point = points.get(action.mark)
+    if point is None:
+        return action.mark
+    match action:
+        case ClickMark():
+            return LeftClick(*point)
+        case DoubleClickMark():
+            return DoubleClick(*point)
+        case HoverMark():
+            return Hover(*point)
+        case DragMark(to_mark=number):
+            target = points.get(number)
+            return number if target is None else Drag(*point, *target)

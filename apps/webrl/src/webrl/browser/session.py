@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from webrl.actions import Action, Answer, ClickMark, GoBack, InvalidAction
+from webrl.actions import Action, Answer, GoBack, InvalidAction, MarkAction
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
 from webrl.browser.errors import BrowserFault
@@ -22,7 +22,7 @@ from webrl.browser.frames import FirstFrames
 from webrl.browser.judge import judge_answer, read_goal, read_state
 from webrl.browser.ladder import Rung, next_rung
 from webrl.browser.live_browser import LiveBrowser
-from webrl.browser.marks import as_click, marked_screenshot
+from webrl.browser.marks import marked_screenshot, on_page
 from webrl.browser.outcome import EndReason, Event, Mark, Observation, StepOutcome
 from webrl.browser.page import LivePage
 from webrl.browser.pages import PageShelf
@@ -252,12 +252,12 @@ class BrowserSession:
         """Perform `action`, let the page settle, and find out which page is active now."""
         context, task = self._shelf.context_of(episode.task), episode.task
         performer = self._pool.performer
-        if isinstance(action, ClickMark):
-            click = as_click(episode.active, action, episode.last.marks)
-            if click is None:
-                episode.active.intake.note("no_effect", f"there is no mark {action.mark}")
+        if isinstance(action, MarkAction):
+            found = on_page(action, episode.last.marks, episode.active.viewport)
+            if isinstance(found, int):
+                episode.active.intake.note("no_effect", f"there is no mark {found}")
                 return
-            action = click
+            action = found
         if isinstance(action, GoBack) and episode.active is not episode.page:
             if not await performer.go_back(episode.active):
                 await context.close_top(episode.page)  # a tab's way back is to the page before it
