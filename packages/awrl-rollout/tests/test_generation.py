@@ -15,7 +15,8 @@ from awrl_rollout import (
     ServerRefusedError,
     ServerUnavailableError,
 )
-from awrl_rollout.testing_generation import Cut, FailedAttempt, ScriptedClient
+from awrl_rollout.testing import Cut, FailedAttempt, ScriptedClient, settle
+from awrl_staleness import VersionSpan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,9 +92,12 @@ def test_br_12_tokens_carry_the_version_that_the_server_answered_with() -> None:
 
 
 def test_br_13_tokens_logprobs_and_versions_have_one_length_after_a_cut() -> None:
-    client = ScriptedClient([Cut(num_tokens=3)], end_token_id=-1)
+    client = ScriptedClient([Cut(num_tokens=3, next_version=11)], version=10, end_token_id=-1)
     result = run(InterruptibleGenerator(client).generate(request(max_new_tokens=5)))
     assert len(result.output_ids) == len(result.logprobs) == len(result.versions) == 5
+    mask = [version >= 11 for version in result.versions]
+    assert mask == [False, False, False, True, True]
+    assert VersionSpan.of(result.versions, mask) == VersionSpan(oldest=11, newest=11)
 
 
 def test_br_14_every_attempt_carries_all_settings_and_the_request_is_unchanged() -> None:
@@ -186,8 +190,7 @@ def test_br_16_no_attempt_is_sent_between_pause_and_resume() -> None:
         generator.pause()
         async with asyncio.TaskGroup() as group:
             task = group.create_task(generator.generate(request()))
-            for _ in range(10):
-                await asyncio.sleep(0)
+            await settle()
             assert client.attempts == []
             assert generator.is_paused
             generator.resume()
@@ -206,8 +209,7 @@ def test_a_cut_during_a_pause_is_resubmitted_after_resume() -> None:
         generator = InterruptibleGenerator(client)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(generator.generate(request()))
-            for _ in range(10):
-                await asyncio.sleep(0)
+            await settle()
             assert len(client.attempts) == 1
             generator.resume()
         assert len(task.result().output_ids) == 9

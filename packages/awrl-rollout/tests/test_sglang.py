@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +164,80 @@ def test_wait_until_healthy_gives_up_at_its_deadline() -> None:
     asyncio.run(scenario())
 
 
+def test_calls_that_may_happen_twice_are_repeated_and_others_are_sent_once() -> None:
+    async def answers(_: Recorder, __: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    async def scenario() -> None:
+        bucket = WeightBucket(names=["a"], dtypes=["float32"], shapes=[[1]])
+        async with served(answers, SGLangClientConfig(max_retries=2)) as (recorder, client):
+            twice = [
+                client.pause_generation,
+                client.continue_generation,
+                client.flush_cache,
+                client.server_info,
+                client.model_info,
+                client.weights_checksums,
+                lambda: client.update_weight_version(3),
+            ]
+            once = [
+                client.abort_all,
+                lambda: client.generate(GenerateRequest(input_ids=(1,))),
+                lambda: client.destroy_weights_update_group("g"),
+                lambda: client.update_weights_from_distributed(bucket, group_name="g"),
+                lambda: client.update_weights_from_disk("/folder"),
+            ]
+            for calls, num_sent in ((twice, 3), (once, 1)):
+                for call in calls:
+                    recorder.calls.clear()
+                    with pytest.raises(ServerUnavailableError, match="answered 503"):
+                        await call()
+                    assert len(recorder.calls) == num_sent, recorder.paths
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_is_not_repeated_and_a_passing_error_is_forgotten() -> None:
+    async def answers(recorder: Recorder, request: web.Request) -> web.Response:
+        if request.path == "/continue_generation":
+            return web.Response(status=400)
+        return web.Response(status=200 if len(recorder.calls) == 2 else 502)
+
+    async def scenario() -> None:
+        async with served(answers) as (recorder, client):
+            await client.pause_generation()
+            assert recorder.paths == ["/pause_generation"] * 2
+            recorder.calls.clear()
+            with pytest.raises(ServerRefusedError):
+                await client.continue_generation()
+            assert len(recorder.calls) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_dies_at_start_is_named_with_its_code_and_the_end_of_its_log(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("".join(f"line {number}\n" for number in range(5000)) + "CUDA error\n")
+    polls = iter([None, 7])
+
+    async def scenario() -> None:
+        async with SGLangClient("http://127.0.0.1:9", sleep=no_wait) as client:
+            with pytest.raises(ServerUnavailableError, match="got its end with code 7") as caught:
+                await client.wait_until_healthy(
+                    deadline_s=60, exit_code=lambda: next(polls), log_path=log
+                )
+            tail = str(caught.value).splitlines()
+            assert (tail[1], tail[-1], len(tail)) == ("line 4976", "CUDA error", 26)
+            with pytest.raises(ServerUnavailableError, match="cannot be read: No such file"):
+                await client.wait_until_healthy(
+                    deadline_s=60, exit_code=lambda: 1, log_path=tmp_path / "none"
+                )
+
+    asyncio.run(scenario())
+
+
 def test_br_15_an_update_that_keeps_requests_never_asks_for_an_abort() -> None:
     async def scenario() -> None:
         async with served() as (recorder, client):
@@ -302,3 +377,5 @@ def test_an_address_without_scheme_is_refused() -> None:
 def test_a_deadline_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="control_deadline_s must be > 0, got 0"):
         SGLangClientConfig(control_deadline_s=0)
+    with pytest.raises(ValueError, match="max_retries must be >= 0, got -1"):
+        SGLangClientConfig(max_retries=-1)

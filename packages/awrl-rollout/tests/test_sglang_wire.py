@@ -117,6 +117,27 @@ def test_tokens_of_a_stream_carry_the_version_of_the_chunk_that_brought_them() -
     assert result.stop_reason == "length"
 
 
+@pytest.mark.parametrize("end", ["length", "abort"])
+@pytest.mark.parametrize("position", range(6))
+def test_a_new_version_at_every_position_of_a_stream_is_stamped_there(
+    position: int, end: str
+) -> None:
+    """What a client sees of `in_place` and `retract` updates: one stream, whose label changes."""
+    tokens = [[-0.1 * index, index, None] for index in range(1, 6)]
+    text = ""
+    for length in range(1, 6):
+        label = "7" if length <= position else "8"
+        finish = {"type": end} if length == 5 else None
+        chunk = answer(
+            finish_reason=finish, weight_version=label, output_token_logprobs=tokens[:length]
+        )
+        text += f"data: {json.dumps(chunk)}\n\n"
+    result = decoded(text)
+    assert result.output_ids == (1, 2, 3, 4, 5)
+    assert result.versions == (7,) * position + (8,) * (5 - position)
+    assert result.stop_reason == end
+
+
 def test_an_aborted_stream_that_repeats_only_its_last_id_keeps_all_tokens() -> None:
     chunk = answer(finish_reason={"type": "abort", "message": "Aborted"})
     chunk["output_ids"] = [2]
