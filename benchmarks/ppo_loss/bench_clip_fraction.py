@@ -1,215 +1,270 @@
-"""Clip fraction of the decoupled and of the coupled loss, on the same rollouts, by staleness.
+"""Clip fraction of the decoupled and of the coupled update, on the same rollouts, by staleness.
 
-    light python benchmarks/ppo_loss/bench_clip_fraction.py > clip_fraction.json
+    python benchmarks/ppo_loss/bench_clip_fraction.py > clip_fraction.json     # 5 minutes, two cores
+    python benchmarks/ppo_loss/bench_clip_fraction.py seed=1 > clip_fraction.json
 
-The laptop's tiny Qwen3-VL, warmed up on synthetic button pages, clicks on such pages (one step;
-reward 1 for a hit). For each staleness `s`, every update is trained, with the decoupled loss, on
-episodes that the policy of `s` updates before has sampled; the coupled loss is evaluated beside it
-on the same tensors, without training. Counted are updates whose rollouts really are `s` old.
+Runs the parts of `webrl train --config laptop` in turns: its warmed-up Qwen3-VL, its task's pages in
+headless Chromium, its inference server, its actor update. At each version a batch of episodes is
+collected, and the policy is trained on it, so that version `u` has a batch of its own. At each
+measured version `u`, for each staleness `k`, the actor is put to version `u`, is updated on the batch
+of version `u - k`, once with the decoupled and once with the coupled loss, and is put back: both see
+the same policy, optimizer state, episodes and mini-batches, and neither bends what comes later.
+
+The clip fraction is the share of trainable tokens (verb, x, y, end) where the bound acts, over the
+mini-batches of an update, as the update's own metric `clip/fraction`; means over measured versions.
 """
 
 import argparse
+import asyncio
 import copy
+import dataclasses
 import json
+import sys
 import tempfile
-from collections import deque
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
-import numpy as np
 import torch
-from awrl_ppo_loss import (
-    IGNORED_LABEL,
-    decoupled_ppo_loss,
-    group_normalized_advantages,
-    logprobs_from_logits,
-    merge_metrics,
-    ppo_loss,
+from awrl_pixelstore import get_or_create_pixel_store
+from awrl_rollout import EpisodeRecord, EpisodeRequest, SGLangClient
+from awrl_trainer import ActorConfig, DiskPublisher, FSDPActor, TrainRow
+from webrl.config import WebRLConfig, load_config
+from webrl.policy import PolicyProcessor, load_policy
+from webrl.system import mapping
+from webrl.system.batching import (
+    AdvantageConfig,
+    Collator,
+    GroupMember,
+    build_rows,
+    group_advantages,
 )
-from torch import Tensor
-from webrl.policy import (
-    ActionGrid,
-    InitPolicyConfig,
-    PageFactory,
-    PolicyProcessor,
-    SyntheticPage,
-    WarmupConfig,
-    init_policy,
-    load_policy,
-)
-from webrl.policy.warmup import SupervisedBatch, supervised_batch
+from webrl.system.cluster import ray_cluster
+from webrl.system.inference import InferenceServer
+from webrl.system.policy_source import ensure_policy
+from webrl.system.rollout_worker import RolloutWorker
+from webrl.system.rollouts import GroupFilter
+from webrl.system.task_stream import TaskStream
+from webrl.system.trajectory import Trajectory
 
-ACTION_TOKENS = 4
-"""Of a click: the verb, x, y, the end. Longer samples are cut and fail."""
+LOSSES = {"decoupled": True, "coupled": False}
+"""Name of an update, and its `use_decoupled_loss`."""
+
+KEPT = {
+    "clip": "clip/fraction",
+    "clip_low": "clip/low_fraction",
+    "clip_high": "clip/high_fraction",
+    "weight_max": "staleness_ratio/max",
+    "ess": "staleness_ratio/ess_fraction",
+}
+"""Metrics of an update that are reported, by short name."""
+
+POLL_S = 0.05
+"""Between two looks at finished episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How much is sampled and trained."""
+class Job:
+    """What is measured, and where."""
 
+    config: WebRLConfig
     staleness: tuple[int, ...]
-    updates: int
-    pages: int
-    siblings: int
-    mini_batches: int
-    learning_rate: float
-    warmup_updates: int
+    num_measured: int
+    folder: Path
+
+    @property
+    def num_versions(self) -> int:
+        """Every staleness is measured at the same versions: those that have a batch so old."""
+        return max(self.staleness) + self.num_measured
 
 
-@dataclass(frozen=True)
 class Rollouts:
-    """Episodes of one update: inputs, and what the behavior policy did."""
+    """Collects batches of whole groups that carry a gradient, with the run's own worker."""
 
-    batch: SupervisedBatch
-    behavior: Tensor
-    """`[B, ACTION_TOKENS]` log-probs."""
-    rewards: list[float]
-    groups: list[int]
-
-
-class Policy:
-    """A model with its processor: logits and samples of actions."""
-
-    def __init__(self, path: Path) -> None:
-        self.processor = PolicyProcessor.from_pretrained(path)
-        self.model = load_policy(path, torch.float32)
-
-    def action_logits(self, batch: SupervisedBatch, rows: slice = slice(None)) -> Tensor:
-        """Return the logits that predict the action tokens, `[B, ACTION_TOKENS, V]`."""
-        per_row = len(batch.pixel_values) // len(batch.input_ids)
-        start, stop, _ = rows.indices(len(batch.input_ids))
-        logits = self.model(
-            input_ids=batch.input_ids[rows],
-            attention_mask=batch.attention_mask[rows],
-            position_ids=batch.position_ids[:, rows],
-            pixel_values=batch.pixel_values[start * per_row : stop * per_row],
-            image_grid_thw=batch.image_grid_thw[rows],
-            mm_token_type_ids=batch.mm_token_type_ids[rows],
-            use_cache=False,
-        ).logits
-        first = int(batch.action_mask[0].int().argmax())
-        return logits[:, first - 1 : first - 1 + ACTION_TOKENS]
-
-    def logprobs(self, batch: SupervisedBatch, rows: slice = slice(None)) -> Tensor:
-        """Return the log-probs of the action tokens, `[B, ACTION_TOKENS]`."""
-        first = int(batch.action_mask[0].int().argmax())
-        labels = batch.input_ids[rows, first : first + ACTION_TOKENS]
-        is_action = batch.action_mask[rows, first : first + ACTION_TOKENS]
-        return logprobs_from_logits(
-            self.action_logits(batch, rows),
-            labels.masked_fill(~is_action, IGNORED_LABEL),
-            masked_token_ids=self.processor.masked_token_ids,
+    def __init__(self, config: WebRLConfig, worker: RolloutWorker) -> None:
+        self._worker = worker
+        self._size = config.rollout.consumer_batch_size
+        self._stream = TaskStream(
+            mapping.task_draw(config),
+            num_seeds=config.env.num_train_seeds,
+            group_size=config.gconfig.n_samples,
+            seed=config.seed,
         )
+        self._filter = GroupFilter(self._stream)
 
-    @torch.no_grad()
-    def sample(self, pages: list[SyntheticPage], generator: torch.Generator) -> SupervisedBatch:
-        """Return prompts with sampled actions; what follows an end token is no action."""
-        batch = supervised_batch(self.processor, pages, [page.solutions[0] for page in pages])
-        first = int(batch.action_mask[0].int().argmax())
-        masked = torch.tensor(self.processor.masked_token_ids)
-        has_ended = torch.zeros(len(pages), dtype=torch.bool)
-        for offset in range(ACTION_TOKENS):
-            logits = self.action_logits(batch)[:, offset].index_fill(1, masked, float("-inf"))
-            chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
-            batch.input_ids[:, first + offset] = chosen
-            batch.action_mask[:, first + offset] = ~has_ended
-            has_ended |= chosen == self.processor.eos_token_id
-        return batch
+    async def collect(self) -> tuple[list[GroupMember], float]:
+        """Return the members of a full batch, and the success share of all episodes that ran."""
+        before = (self._filter.num_success, self._filter.num_episodes)
+        members: list[GroupMember] = []
+        while len(members) < self._size:
+            groups = [self._stream.next_group() for _ in range(4)]
+            records = await self._run([request for group in groups for request in group])
+            for group in groups:
+                complete = [records[r.episode_id] for r in group if r.episode_id in records]
+                if self._filter.accept(complete) is None:
+                    members += [member_of(record) for record in complete]
+        successes, episodes = self._filter.num_success, self._filter.num_episodes
+        return members[: self._size], (successes - before[0]) / (episodes - before[1])
 
-    def actions(self, batch: SupervisedBatch) -> list[str]:
-        """Return the text of every action."""
-        end = self.processor.eos_token_id
-        texts: list[str] = []
-        for row, mask in zip(batch.input_ids, batch.action_mask, strict=True):
-            texts.append(self.processor.decode([i for i in row[mask].tolist() if i != end]))
-        return texts
-
-
-def roll_out(policy: Policy, pages: PageFactory, settings: Settings, seed: int) -> Rollouts:
-    drawn = [pages.draw() for _ in range(settings.pages)]
-    rows = [page for page in drawn for _ in range(settings.siblings)]
-    batch = policy.sample(rows, torch.Generator().manual_seed(seed))
-    with torch.no_grad():
-        behavior = policy.logprobs(batch)
-    hits = zip(policy.actions(batch), rows, strict=True)
-    rewards = [float(action in page.solutions) for action, page in hits]
-    groups = [i // settings.siblings for i in range(len(rows))]
-    return Rollouts(batch, behavior, rewards, groups)
+    async def _run(self, requests: Sequence[EpisodeRequest]) -> dict[str, EpisodeRecord]:
+        """Run episodes; return the records of those that ended with a reward."""
+        await self._worker.submit(requests)
+        records: dict[str, EpisodeRecord] = {}
+        seen: list[str] = []
+        while len(records) < len(requests):
+            fresh = await self._worker.take_finished(seen)
+            seen = [record.episode_id for record in fresh]
+            records.update((record.episode_id, record) for record in fresh)
+            await asyncio.sleep(POLL_S)
+        await self._worker.take_finished(seen)
+        return {key: record for key, record in records.items() if record.has_ended_well}
 
 
-def update(
-    policy: Policy, rollouts: Rollouts, optimizer: torch.optim.Optimizer, settings: Settings
-) -> dict[str, list[dict[str, float]]]:
-    """Train one update; return the metrics of both losses on every mini-batch."""
-    first = int(rollouts.batch.action_mask[0].int().argmax())
-    mask = rollouts.batch.action_mask[:, first : first + ACTION_TOKENS]
-    advantages, _ = group_normalized_advantages(rollouts.rewards, rollouts.groups)
-    per_token = advantages[:, None].expand(mask.shape).contiguous()
-    with torch.no_grad():
-        proximal = policy.logprobs(rollouts.batch)
-    metrics: dict[str, list[dict[str, float]]] = {"decoupled": [], "coupled": []}
-    size = len(mask) // settings.mini_batches
-    for start in range(0, size * settings.mini_batches, size):
-        rows = slice(start, start + size)
-        current = policy.logprobs(rollouts.batch, rows)
-        known = (rollouts.behavior[rows], per_token[rows], mask[rows])
-        out = decoupled_ppo_loss(current, proximal[rows], *known, behav_imp_weight_cap=5.0)
-        metrics["decoupled"].append({key: float(value) for key, value in out.metrics.items()})
-        coupled = ppo_loss(current.detach(), *known).metrics
-        metrics["coupled"].append({key: float(value) for key, value in coupled.items()})
-        optimizer.zero_grad()
-        out.loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-        optimizer.step()
-    return metrics
-
-
-def run(path: Path, staleness: int, settings: Settings) -> dict[str, float]:
-    policy, behavior = Policy(path), Policy(path)
-    optimizer = torch.optim.AdamW(
-        policy.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+def member_of(record: EpisodeRecord) -> GroupMember:
+    assert isinstance(record.payload, Trajectory)
+    return GroupMember(
+        episode_id=record.episode_id, group_id=record.group_id, trajectory=record.payload
     )
-    pages = PageFactory(ActionGrid(), ("button",), np.random.default_rng(7))
-    versions: deque[dict[str, Tensor]] = deque(maxlen=staleness + 1)
-    collected: dict[str, list[dict[str, float]]] = {"decoupled": [], "coupled": []}
-    rewards: list[float] = []
-    for number in range(staleness + settings.updates):
-        versions.append(copy.deepcopy(policy.model.state_dict()))
-        behavior.model.load_state_dict(versions[0])
-        rollouts = roll_out(behavior, pages, settings, seed=number)
-        metrics = update(policy, rollouts, optimizer, settings)
-        if number >= staleness:
-            rewards += rollouts.rewards
+
+
+class Probes:
+    """The chain of versions, and an actor for each loss that starts from any of them."""
+
+    def __init__(self, job: Job, policy: Path, collate: Collator) -> None:
+        self._folder = job.folder / "state"
+        self._publisher = DiskPublisher(job.folder / "snapshots", base=policy, keep=2)
+        processor = PolicyProcessor.from_pretrained(policy)
+        spec = mapping.engine_spec(job.config, str(policy), processor)
+
+        def actor(config: ActorConfig) -> FSDPActor:
+            return FSDPActor(load_policy(policy, torch.float32), config, collate=collate)
+
+        self._chain = actor(spec.actor)
+        self._probes = {
+            name: actor(
+                dataclasses.replace(
+                    spec.actor,
+                    loss=dataclasses.replace(spec.actor.loss, use_decoupled_loss=is_decoupled),
+                )
+            )
+            for name, is_decoupled in LOSSES.items()
+        }
+
+    def measure(self, rows: Sequence[TrainRow]) -> dict[str, dict[str, float]]:
+        """Update each probe from the chain's version on rows; return the metrics by loss."""
+        path = self._chain.save(self._folder, keep=1)
+        found: dict[str, dict[str, float]] = {}
+        for name, probe in self._probes.items():
+            probe.load(path)
+            metrics = probe.update(rows)
+            found[name] = {short: metrics[key] for short, key in KEPT.items()}
+        return found
+
+    def advance(self, rows: Sequence[TrainRow]) -> Path:
+        """Train the chain on rows and write the next version for the server."""
+        self._chain.update(rows)
+        path = self._chain.write_snapshot(self._publisher)
+        assert path is not None
+        return path
+
+
+async def measure(job: Job) -> dict[str, object]:
+    """Start server, browsers and actors, go through the versions, and sum up."""
+    config = job.config
+    policy = ensure_policy(config, job.folder)
+    processor = PolicyProcessor.from_pretrained(policy)
+    pixels = await asyncio.to_thread(get_or_create_pixel_store, "clip-fraction", num_shards=1)
+    reader = copy.copy(pixels)  # a client serves one thread at a time
+    probes = Probes(job, policy, Collator(processor, lambda keys: list(reader.get_many(keys))))
+    server = InferenceServer(
+        mapping.server_spec(config, str(policy)), 0, "rollout-0", str(job.folder)
+    )
+    spec = mapping.worker_spec(
+        config,
+        str(policy),
+        mapping.train_tasks(config),
+        num_slots=config.env.slots_per_worker,
+        temperature=config.gconfig.temperature,
+        is_synchronous=False,
+    )
+    worker = RolloutWorker("clip-fraction", spec, pixels, None)
+    async with AsyncExitStack() as stack:
+        stack.callback(server.stop)
+        url = await server.start()
+        client = await stack.enter_async_context(SGLangClient(url))
+        await worker.start([url])
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        group.create_task(worker.serve())
+        stack.push_async_callback(worker.stop)
+        return await go_through(job, Rollouts(config, worker), probes, processor, client)
+
+
+async def go_through(
+    job: Job,
+    rollouts: Rollouts,
+    probes: Probes,
+    processor: PolicyProcessor,
+    client: SGLangClient,
+) -> dict[str, object]:
+    """Collect, measure and train, version after version."""
+    found: dict[int, dict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    batches: list[list[TrainRow]] = []
+    success: list[float] = []
+    for version in range(job.num_versions):
+        started = time.monotonic()
+        members, share = await rollouts.collect()
+        advantages = group_advantages(members, AdvantageConfig())
+        batches.append(build_rows(members, advantages, processor))
+        success.append(share)
+        for k in job.staleness if version >= max(job.staleness) else ():
+            metrics = await asyncio.to_thread(probes.measure, batches[version - k])
             for name, values in metrics.items():
-                collected[name] += values
-    decoupled, coupled = (merge_metrics(collected[name]) for name in ("decoupled", "coupled"))
+                found[k][name].append(values)
+        path = await asyncio.to_thread(probes.advance, batches[-1])
+        await client.update_weights_from_disk(str(path), weight_version=version + 1)
+        note = f"version {version}: success {share:.2f}, {time.monotonic() - started:.1f} s"
+        print(note, file=sys.stderr, flush=True)
+    return {"success": success, "staleness": {k: summarise(v) for k, v in found.items()}}
+
+
+def summarise(found: dict[str, list[dict[str, float]]]) -> dict[str, object]:
+    """Return means over versions of each loss, and what the two say together."""
+    means = {
+        name: {key: fmean(entry[key] for entry in entries) for key in KEPT}
+        for name, entries in found.items()
+    }
+    clips = {name: [entry["clip"] for entry in entries] for name, entries in found.items()}
+    pairs = zip(clips["decoupled"], clips["coupled"], strict=True)
     return {
-        "clip_decoupled": decoupled["clip/fraction"],
-        "clip_coupled": coupled["clip/fraction"],
-        "decoupled_over_coupled": decoupled["clip/fraction"] / max(coupled["clip/fraction"], 1e-9),
-        "weight_max": decoupled["staleness_ratio/max"],
-        "ess_fraction": decoupled["staleness_ratio/ess_fraction"],
-        "capped_fraction": decoupled["staleness_ratio/capped_fraction"],
-        "reward_mean": sum(rewards) / len(rewards),
+        **means,
+        "clip_range": {name: [min(values), max(values)] for name, values in clips.items()},
+        "decoupled_over_coupled": means["decoupled"]["clip"] / max(means["coupled"]["clip"], 1e-9),
+        "versions_at_most_half": sum(mine <= theirs / 2 for mine, theirs in pairs),
+        "versions": len(clips["coupled"]),
     }
 
 
-def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
+def main(arguments: list[str] | None = None) -> dict[str, object]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4, 8])
-    parser.add_argument("--updates", type=int, default=12)
-    parser.add_argument("--pages", type=int, default=16)
-    parser.add_argument("--siblings", type=int, default=8)
-    parser.add_argument("--mini-batches", type=int, default=4)
-    parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--warmup-updates", type=int, default=60)
-    options = vars(parser.parse_args(arguments))
-    settings = Settings(**{**options, "staleness": tuple(options["staleness"])})
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        warmup = WarmupConfig(num_updates=settings.warmup_updates, page_kinds=("button",))
-        init_policy(path, InitPolicyConfig(warmup=warmup))
-        return {f"staleness {s}": run(path, s, settings) for s in settings.staleness}
+    parser.add_argument("--versions", type=int, default=12, help="measured versions")
+    parser.add_argument("--config", default="laptop")
+    parser.add_argument("overrides", nargs="*", help="key=value of the configuration")
+    options = parser.parse_args(arguments)
+    config = load_config(options.config, options.overrides).config
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, ray_cluster(namespace="clip-fraction"):
+        job = Job(
+            config=config,
+            staleness=tuple(options.staleness),
+            num_measured=options.versions,
+            folder=Path(folder),
+        )
+        return asyncio.run(measure(job))
 
 
 if __name__ == "__main__":

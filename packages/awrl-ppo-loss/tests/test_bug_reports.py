@@ -3,10 +3,12 @@
 import inspect
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
 from awrl_ppo_loss import (
+    Aggregation,
     ArgumentError,
     ArgumentTypeError,
     LossOutput,
@@ -18,10 +20,13 @@ from awrl_ppo_loss import (
     gspo_loss,
     kl_estimate,
     kl_loss,
+    logprobs_from_hidden,
     logprobs_from_logits,
     ppo_loss,
 )
 from torch import Tensor
+
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 
 def row(*values: float, grad: bool = False) -> Tensor:
@@ -52,23 +57,25 @@ def test_br_28_a_valid_token_with_log_ratio_100_and_negative_advantage_stays_fin
     assert current.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
-def test_br_29_nan_at_a_masked_place_changes_neither_loss_nor_gradient(aggregation: str) -> None:
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_br_29_nan_at_a_masked_place_changes_neither_loss_nor_gradient(
+    aggregation: Aggregation,
+) -> None:
     losses = row(1, math.nan, 3, grad=True)
-    loss = aggregate(losses, mask_of(1, 0, 1), aggregation=aggregation)  # type: ignore[arg-type]
+    # Of one sequence with two tokens, so k = 2 makes the sum over sequences their mean.
+    constant = {"step_constant": 1.0, "sequence_constant": 2.0}.get(aggregation)
+    loss = aggregate(losses, mask_of(1, 0, 1), aggregation=aggregation, constant=constant)
     loss.backward()
     assert loss.item() == 2.0
     assert losses.grad is not None
     assert losses.grad.tolist() == [[0.5, 0.0, 0.5]]
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
-def test_br_29_nan_at_an_unmasked_place_stays_visible(aggregation: str) -> None:
-    loss = aggregate(
-        row(1, math.nan, 3),
-        mask_of(1, 1, 1),
-        aggregation=aggregation,  # type: ignore[arg-type]
-    )
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_br_29_nan_at_an_unmasked_place_stays_visible(aggregation: Aggregation) -> None:
+    constant = 2.0 if "constant" in aggregation else None
+    losses = row(1, math.nan, 3)
+    loss = aggregate(losses, mask_of(1, 1, 1), aggregation=aggregation, constant=constant)
     assert loss.isnan()
 
 
@@ -164,10 +171,13 @@ def test_br_35_with_proximal_equal_to_behavior_the_loss_is_plain_ppo() -> None:
 
 
 def test_br_36_temperature_divides_the_logits() -> None:
-    logprobs = logprobs_from_logits(
-        torch.tensor([[[2.0, 0.0]]]), torch.tensor([[0]]), temperature=0.5
-    )
+    label = torch.tensor([[0]])
+    logits = torch.tensor([[[2.0, 0.0]]])
+    logprobs = logprobs_from_logits(logits, label, temperature=0.5)
     assert logprobs.item() == pytest.approx(-0.018150, abs=1e-6)
+    # The same logits from hidden states, through a head that changes nothing.
+    fused = logprobs_from_hidden(logits, torch.eye(2), label, temperature=0.5)
+    assert fused.item() == pytest.approx(-0.018150, abs=1e-6)
 
 
 def test_br_37_the_clip_fraction_compares_the_ratio_before_clipping() -> None:

@@ -182,6 +182,37 @@ def test_bfloat16_stays_within_the_rounding_of_the_unfused_path() -> None:
         assert fused_error <= 2.5 * naive_error
 
 
+def test_a_head_gradient_summed_in_float32_does_not_lose_precision_with_more_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("awrl_ppo_loss.fused.BLOCK_ELEMENTS", 40 * 32)
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(1024, 32, generator=generator).bfloat16()
+    head = (torch.randn(64, 32, generator=generator) * 0.2).bfloat16(), torch.zeros(64).bfloat16()
+    labels = torch.randint(0, 64, (1024,), generator=generator)
+
+    def gradients(dtype: torch.dtype, **options: Any) -> list[Tensor]:
+        weight, bias = (value.to(dtype, copy=True).requires_grad_() for value in head)
+        states = hidden.to(dtype)
+        logprobs_from_hidden(states, weight, labels, bias=bias, **options).sum().backward()
+        grads = [leaf.grad for leaf in (weight, bias) if leaf.grad is not None]
+        assert [grad.dtype for grad in grads] == [dtype, dtype]
+        return [grad.double() for grad in grads]
+
+    exact = gradients(torch.float64)
+
+    def errors(**options: Any) -> list[float]:
+        pairs = zip(gradients(torch.bfloat16, **options), exact, strict=True)
+        return [((mine - theirs).norm() / theirs.norm()).item() for mine, theirs in pairs]
+
+    one_chunk = errors(chunk_tokens=1024)
+    many_chunks = errors(chunk_tokens=8)
+    in_float32 = errors(chunk_tokens=8, accumulation_dtype=torch.float32)
+    for one, many, wide in zip(one_chunk, many_chunks, in_float32, strict=True):
+        assert wide <= 1.5 * one
+        assert many >= 3 * wide
+
+
 def test_ignored_positions_may_hold_nan_and_cost_nothing() -> None:
     hidden, weight = (value[..., :2].clone() for value in head(4)[:2])
     hidden[0, 1] = math.nan
@@ -260,6 +291,11 @@ def test_compiled_kernels_give_the_same_values_and_gradients() -> None:
         ({"hidden": torch.zeros(2, 3, D).long()}, ArgumentTypeError, "hidden must be a tensor of"),
         ({"labels": torch.full((2, 3), V)}, ArgumentError, rf"labels must be in \[0, {V}\), got 7"),
         ({"labels": torch.zeros(2).long()}, ArgumentError, r"labels must be of shape \[2, 3\]"),
+        (
+            {"accumulation_dtype": torch.half},
+            OptionError,
+            "accumulation_dtype must hold the weight",
+        ),
         ({"chunk_tokens": 0}, OptionError, "chunk_tokens must be an integer >= 1, got 0"),
         ({"temperature": -1}, OptionError, "temperature must be a finite number > 0, got -1"),
     ],

@@ -20,13 +20,17 @@ KINDS: list[KLKind] = ["k1", "k2", "k3"]
 
 @given(difference=st.floats(-300, 300), reference=st.floats(-50, 0))
 @settings(max_examples=200, deadline=None)
-def test_k2_and_k3_are_never_negative(difference: float, reference: float) -> None:
+def test_k2_and_k3_are_never_negative_and_finite_with_their_gradients(
+    difference: float, reference: float
+) -> None:
     for dtype in (torch.float32, torch.float64):
-        current = torch.tensor([reference + difference], dtype=dtype)
+        current = torch.tensor([reference + difference], dtype=dtype, requires_grad=True)
         for kind in ("k2", "k3"):
             estimate = kl_estimate(current, torch.tensor([reference], dtype=dtype), kind=kind)
             assert estimate.isfinite()
             assert estimate.item() >= 0
+            (grad,) = torch.autograd.grad(estimate, current)
+            assert grad.isfinite()
 
 
 @pytest.mark.parametrize("kind", KINDS)

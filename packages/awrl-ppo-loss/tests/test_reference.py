@@ -1,7 +1,9 @@
 """Every policy loss against a float64 loop over tokens, on random shapes, values and gradients."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -75,9 +77,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def reduce(
-    case: Case, per_token: dict[tuple[int, ...], Tensor], aggregation: Aggregation
-) -> Tensor:
+def reduce(case: Case, per_token: "PerToken", aggregation: Aggregation) -> Tensor:
     sequences = case.sequences()
     num_tokens, num_sequences = max(len(case.places()), 1), max(len(sequences), 1)
     total = torch.zeros((), dtype=torch.float64)
@@ -99,94 +99,103 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return (numerator - denominator).exp().clamp(max=MAX_RATIO)
 
 
-def clipped(r: Tensor, a: Tensor, low: float, high: float, dual: float | None = None) -> Tensor:
+Options = dict[str, Any]
+PerToken = dict[tuple[int, ...], Tensor]
+Reference = Callable[[Case, Tensor, Options], PerToken]
+
+
+def clipped_ratio(r: Tensor, a: Tensor, options: Options) -> Tensor:
+    low, high = options["clip_low"], options["clip_high"]
     value = torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a)
+    dual = options.get("dual_clip")
     return torch.maximum(value, dual * a) if dual is not None and a < 0 else value
 
 
-Reference = Callable[[Case, Tensor], dict[tuple[int, ...], Tensor]]
+def capped(w: Tensor, options: Options) -> Tensor:
+    cap = options.get("behav_imp_weight_cap")
+    if cap is None or w <= cap:
+        return w
+    is_clamped = options["behav_imp_weight_action"] == "clamp"
+    return torch.full_like(w, cap) if is_clamped else torch.zeros_like(w)
 
 
-def reference_decoupled(case: Case, current: Tensor) -> dict[tuple[int, ...], Tensor]:
-    per_token = {}
+def reference_decoupled(case: Case, current: Tensor, options: Options) -> PerToken:
+    per_token: PerToken = {}
     for at in case.places():
-        w = ratio(case.proximal[at], case.behavior[at])
-        w = torch.zeros_like(w) if w > 1.5 else w
+        w = capped(ratio(case.proximal[at], case.behavior[at]), options)
         r = ratio(current[at], case.proximal[at])
-        per_token[at] = -w * clipped(r, case.advantages[at], 0.2, 0.3, 3.0)
+        per_token[at] = -w * clipped_ratio(r, case.advantages[at], options)
     return per_token
 
 
-def reference_coupled(case: Case, current: Tensor) -> dict[tuple[int, ...], Tensor]:
+def reference_coupled(case: Case, current: Tensor, options: Options) -> PerToken:
     return {
-        at: -clipped(ratio(current[at], case.behavior[at]), case.advantages[at], 0.2, 0.3)
+        at: -clipped_ratio(ratio(current[at], case.behavior[at]), case.advantages[at], options)
         for at in case.places()
     }
 
 
-def reference_truncated(case: Case, current: Tensor) -> dict[tuple[int, ...], Tensor]:
-    return {
-        at: -ratio(case.proximal[at], case.behavior[at]).clamp(max=1.2)
-        * clipped(ratio(current[at], case.proximal[at]), case.advantages[at], 0.1, 0.2)
-        for at in case.places()
-    }
+def reference_truncated(case: Case, current: Tensor, options: Options) -> PerToken:
+    bounds = {"behav_imp_weight_cap": options["weight_high"], "behav_imp_weight_action": "clamp"}
+    return reference_decoupled(case, current, {**options, **bounds})
 
 
-def reference_masked(case: Case, current: Tensor) -> dict[tuple[int, ...], Tensor]:
-    per_token = {}
+def reference_masked(case: Case, current: Tensor, options: Options) -> PerToken:
+    per_token: PerToken = {}
     for at in case.places():
         w = ratio(case.proximal[at], case.behavior[at])
-        w = w if 0.8 <= w <= 1.25 else torch.zeros_like(w)
+        w = w if options["weight_low"] <= w <= options["weight_high"] else torch.zeros_like(w)
         r = ratio(current[at], case.proximal[at])
-        per_token[at] = -w * clipped(r, case.advantages[at], 0.2, 0.2)
+        per_token[at] = -w * clipped_ratio(r, case.advantages[at], options)
     return per_token
 
 
-def reference_gspo(case: Case, current: Tensor) -> dict[tuple[int, ...], Tensor]:
-    per_token = {}
+def reference_gspo(case: Case, current: Tensor, options: Options) -> PerToken:
+    per_token: PerToken = {}
     for places in case.sequences():
         log_s = sum((current[at] - case.proximal[at] for at in places), torch.zeros(()))
         log_w = sum((case.proximal[at] - case.behavior[at] for at in places), torch.zeros(()))
-        s, w = (log_s / len(places)).exp(), (log_w / len(places)).exp().clamp(max=1.1)
+        s, w = (log_s / len(places)).exp(), capped((log_w / len(places)).exp(), options)
         for at in places:
-            per_token[at] = -w * clipped(s, case.advantages[at], 0.1, 0.2)
+            per_token[at] = -w * clipped_ratio(s, case.advantages[at], options)
     return per_token
 
 
-def reference_cispo(case: Case, current: Tensor) -> dict[tuple[int, ...], Tensor]:
-    per_token = {}
+def reference_cispo(case: Case, current: Tensor, options: Options) -> PerToken:
+    per_token: PerToken = {}
     for at in case.places():
-        w = ratio(case.proximal[at], case.behavior[at])
-        r = ratio(current[at], case.proximal[at]).detach().clamp(0.5, 1.3)
+        w = capped(ratio(case.proximal[at], case.behavior[at]), options)
+        r = ratio(current[at], case.proximal[at]).detach()
+        r = r.clamp(1 - options["clip_low"], 1 + options["clip_high"])
         per_token[at] = -w * r * case.advantages[at] * current[at]
     return per_token
 
 
-OBJECTIVES: dict[str, tuple[Callable[..., LossOutput], Reference, dict[str, object]]] = {
-    "decoupled_ppo": (
-        decoupled_ppo_loss,
-        reference_decoupled,
-        {"clip_high": 0.3, "dual_clip": 3.0, "behav_imp_weight_cap": 1.5},
-    ),
-    "ppo": (ppo_loss, reference_coupled, {"clip_high": 0.3}),
-    "truncated_is": (
-        truncated_is_loss,
-        reference_truncated,
-        {"clip_low": 0.1, "weight_high": 1.2},
-    ),
-    "masked_is": (masked_is_loss, reference_masked, {"weight_low": 0.8, "weight_high": 1.25}),
-    "gspo": (
-        gspo_loss,
-        reference_gspo,
-        {
-            "clip_low": 0.1,
-            "clip_high": 0.2,
-            "behav_imp_weight_cap": 1.1,
-            "behav_imp_weight_action": "clamp",
-        },
-    ),
-    "cispo": (cispo_loss, reference_cispo, {"clip_low": 0.5, "clip_high": 0.3}),
+OBJECTIVES: dict[str, tuple[Callable[..., LossOutput], Reference]] = {
+    "decoupled_ppo": (decoupled_ppo_loss, reference_decoupled),
+    "ppo": (ppo_loss, reference_coupled),
+    "truncated_is": (truncated_is_loss, reference_truncated),
+    "masked_is": (masked_is_loss, reference_masked),
+    "gspo": (gspo_loss, reference_gspo),
+    "cispo": (cispo_loss, reference_cispo),
 }
+CHOICES: dict[str, list[Any]] = {
+    "clip_low": [0.0, 0.1, 0.2, 1.0],
+    "clip_high": [0.0, 0.2, 0.35],
+    "dual_clip": [None, 1.5, 3.0],
+    "behav_imp_weight_cap": [None, 0.9, 1.1, 1.5],
+    "behav_imp_weight_action": ["mask", "clamp"],
+    "weight_low": [0.0, 0.8],
+    "weight_high": [1.05, 1.25, 5.0],
+}
+
+
+def options_of(objective: str) -> st.SearchStrategy[Options]:
+    """Any mix of the options that the loss has, its defaults among them."""
+    known = inspect.signature(OBJECTIVES[objective][0]).parameters
+    return st.fixed_dictionaries(
+        {name: st.sampled_from(values) for name, values in CHOICES.items() if name in known}
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,12 +207,19 @@ OBJECTIVES: dict[str, tuple[Callable[..., LossOutput], Reference, dict[str, obje
     aggregation=st.sampled_from(
         ["token_mean", "sequence_mean", "step_constant", "sequence_constant"]
     ),
+    data=st.data(),
 )
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 def test_value_and_gradient_equal_the_loop(
-    objective: str, dtype: torch.dtype, tolerance: float, case: Case, aggregation: Aggregation
+    objective: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    case: Case,
+    aggregation: Aggregation,
+    data: st.DataObject,
 ) -> None:
-    loss_function, reference, options = OBJECTIVES[objective]
+    loss_function, reference = OBJECTIVES[objective]
+    options = data.draw(options_of(objective))
     # The reference sees the rounded values, in float64: only the arithmetic is compared.
     exact = replace(
         case,
@@ -213,7 +229,7 @@ def test_value_and_gradient_equal_the_loop(
         advantages=case.advantages.to(dtype).double(),
     )
     leaf = exact.current.clone().requires_grad_()
-    expected = reduce(exact, reference(exact, leaf), aggregation)
+    expected = reduce(exact, reference(exact, leaf, options), aggregation)
     if expected.requires_grad:
         expected.backward()
     expected_grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

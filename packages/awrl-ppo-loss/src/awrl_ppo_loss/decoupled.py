@@ -70,7 +70,7 @@ def clipped_objective(
     is_clipped = torch.gt(raw, bounded, out=bounded)
     is_below_max = torch.lt(ratio, MAX_RATIO, out=torch.empty_like(ratio))
     # The derivative of r A by log r is r A, and 0 where a bound acts.
-    derivative = torch.addcmul(raw, raw, is_clipped, value=-1).mul_(is_below_max)
+    derivative = raw.addcmul_(raw, is_clipped, value=-1).mul_(is_below_max)
     # The upper bound acts where the advantage is positive, the lower one where it is negative.
     # Sums of zeros and ones are exact in float32 up to 16.7 million tokens.
     num_clipped, high_minus_low = is_clipped.sum(), torch.dot(is_clipped, advantages.sign())

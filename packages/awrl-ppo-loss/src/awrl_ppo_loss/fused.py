@@ -9,8 +9,8 @@ Invariants:
 
 The gradient, by hand: with `z = (h W^T + bias) / temperature` and `g = dL/dz` (`scoring`),
 `dL/dh = g W / temperature`, `dL/dW = g^T h / temperature`, `dL/dbias = sum g / temperature`. The
-sum over chunks of `dL/dW` is kept in the weight's dtype, as one product over all tokens would leave
-it, so in bfloat16 each further chunk adds one rounding.
+sums over chunks of the last two are kept in the weight's dtype, so in bfloat16 each further chunk
+adds one rounding, or in a wider one on request.
 
 Legend: `B` sequences, `T` tokens, `n` scored tokens, `D` hidden size, `V` vocabulary.
 """
@@ -27,7 +27,7 @@ from awrl_ppo_loss.arguments import require_number
 from awrl_ppo_loss.errors import ArgumentError, ArgumentTypeError, OptionError
 from awrl_ppo_loss.labels import excluded_ids, scored_tokens
 from awrl_ppo_loss.logprobs import arithmetic_dtype, require_states
-from awrl_ppo_loss.scoring import Scorer, slices
+from awrl_ppo_loss.scoring import BLOCK_ELEMENTS, Scorer, slices
 
 DEFAULT_CHUNK_TOKENS = 2048
 """Tokens whose logits exist at once: 0.6 GiB in bfloat16 for a vocabulary of 151,936, and enough
@@ -45,6 +45,7 @@ def logprobs_from_hidden(
     masked_token_ids: Sequence[int] | Tensor | None = None,
     with_entropy: Literal[False] = False,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+    accumulation_dtype: torch.dtype | None = None,
     use_compile: bool = False,
 ) -> Tensor: ...
 
@@ -60,6 +61,7 @@ def logprobs_from_hidden(
     masked_token_ids: Sequence[int] | Tensor | None = None,
     with_entropy: Literal[True],
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+    accumulation_dtype: torch.dtype | None = None,
     use_compile: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -74,6 +76,7 @@ def logprobs_from_hidden(
     masked_token_ids: Sequence[int] | Tensor | None = None,
     with_entropy: bool = False,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+    accumulation_dtype: torch.dtype | None = None,
     use_compile: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the log-prob of every label under `softmax((hidden W^T + bias) / temperature)`.
@@ -91,6 +94,9 @@ def logprobs_from_hidden(
         masked_token_ids: Ids that the sampler never emits; they leave the softmax.
         with_entropy: Also return the entropy of every position, in nats.
         chunk_tokens: Tokens whose logits exist at once; >= 1.
+        accumulation_dtype: In which the head's gradient is summed over chunks before its one
+            rounding to the weight's dtype: float32 for a bfloat16 head, at the price of one more
+            `[V, D]` tensor of it; `None` sums in the weight's own dtype.
         use_compile: Fuse the softmax passes with `torch.compile`, for speed on a GPU; needs what
             torch.compile needs (a C compiler).
 
@@ -101,7 +107,7 @@ def logprobs_from_hidden(
     Raises:
         ArgumentError: Shapes or devices do not fit, or a label or id lies outside the vocabulary.
         ArgumentTypeError: A dtype is wrong.
-        OptionError: The temperature or `chunk_tokens` is outside its range.
+        OptionError: The temperature, `chunk_tokens` or `accumulation_dtype` is outside its range.
     """
     require_number("temperature", temperature, above=0)
     if isinstance(chunk_tokens, bool) or chunk_tokens < 1:
@@ -110,6 +116,12 @@ def logprobs_from_hidden(
         )
     require_states("hidden", hidden)
     _require_head(hidden, weight, bias)
+    sum_dtype = accumulation_dtype or weight.dtype
+    if torch.promote_types(sum_dtype, weight.dtype) != sum_dtype:
+        raise OptionError(
+            f"accumulation_dtype must hold the weight's {weight.dtype}, got {sum_dtype}. Take "
+            "torch.float32, or leave it out."
+        )
     tokens = scored_tokens(labels, hidden.shape[:-1], weight.shape[0])
     excluded = excluded_ids(masked_token_ids, weight.shape[0], hidden.device)
     rows = tokens.select(hidden.reshape(-1, hidden.shape[-1]))
@@ -119,7 +131,13 @@ def logprobs_from_hidden(
         bias,
         tokens.targets,
         excluded,
-        _Options(float(temperature), with_entropy, chunk_tokens, Scorer(is_compiled=use_compile)),
+        _Options(
+            float(temperature),
+            with_entropy,
+            chunk_tokens,
+            sum_dtype,
+            Scorer(is_compiled=use_compile),
+        ),
     )
     if not with_entropy:
         return tokens.spread(logprobs)
@@ -154,6 +172,7 @@ class _Options:
     temperature: float
     with_entropy: bool
     chunk_tokens: int
+    sum_dtype: torch.dtype
     scorer: Scorer
 
 
@@ -194,8 +213,9 @@ class _ScoreHidden(torch.autograd.Function):
         grad_entropy = grad_outputs[1] / options.temperature if options.with_entropy else None
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight) if wants_weight else None
-        grad_bias = torch.zeros_like(bias) if wants_bias else None
+        sum_dtype = options.sum_dtype
+        grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=sum_dtype) if wants_bias else None
         for chunk in slices(len(targets), options.chunk_tokens):
             logits = _chunk_logits(hidden[chunk], weight, bias, excluded, options.temperature)
             grad = options.scorer.gradient(
@@ -210,10 +230,24 @@ class _ScoreHidden(torch.autograd.Function):
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[chunk])
             if grad_weight is not None:
-                grad_weight.addmm_(grad.t(), hidden[chunk])
+                _add_product(grad_weight, grad, hidden[chunk])
             if grad_bias is not None:
-                grad_bias += grad.sum(dim=0)
+                grad_bias += grad.sum(dim=0, dtype=sum_dtype)
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        if grad_bias is not None:
+            grad_bias = grad_bias.to(bias.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None, None
+
+
+def _add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
+    """Add `grad^T hidden` to `total` `[V, D]`, in the dtype of `total`."""
+    if total.dtype == grad.dtype:
+        total.addmm_(grad.t(), hidden)
+        return
+    # In blocks of rows, so that the product never exists as a whole beside its sum.
+    for rows in slices(len(total), max(1, BLOCK_ELEMENTS // total.shape[1])):
+        total[rows] += torch.mm(grad[:, rows].t(), hidden)
 
 
 def _chunk_logits(

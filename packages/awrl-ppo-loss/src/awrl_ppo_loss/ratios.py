@@ -57,13 +57,13 @@ def log_ratios(logprobs: tuple[Tensor, ...], selection: Selection) -> Tensor:
     logs = logprobs[0].new_empty(len(logprobs) - 1, logprobs[0].numel())
     for row, numerator, denominator in zip(logs, logprobs, logprobs[1:], strict=False):
         torch.sub(numerator, denominator, out=row)
-    return selection.keep(logs)
+    return selection.keep_(logs)
 
 
 def bounded_ratios(logs: Tensor, selection: Selection) -> Ratios:
     """Return the ratios of log-ratios `[K, N]`, which are overwritten."""
     log_sums = logs.sum(dim=1, dtype=torch.float64)
-    return Ratios(selection.keep(logs.exp_().clamp_(max=MAX_RATIO)), log_sums)
+    return Ratios(selection.keep_(logs.exp_().clamp_(max=MAX_RATIO)), log_sums)
 
 
 def token_ratios(logprobs: tuple[Tensor, ...], selection: Selection) -> Ratios:

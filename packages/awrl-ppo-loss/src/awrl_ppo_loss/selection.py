@@ -33,10 +33,21 @@ class Selection:
 
     def keep(self, values: Tensor) -> Tensor:
         """Return float32 or float64 values `[..., N]`, copied, with 0 at masked positions."""
-        integer = _INTEGER_TWIN[values.dtype]
+        bits = self._mask_bits(_INTEGER_TWIN[values.dtype])
+        return values.view(bits.dtype).bitwise_and(bits).view(values.dtype)
+
+    def keep_(self, values: Tensor) -> Tensor:
+        """Write 0 to the masked positions of float32 or float64 values `[..., N]`."""
+        bits = self._mask_bits(_INTEGER_TWIN[values.dtype])
+        values.view(bits.dtype).bitwise_and_(bits)
+        return values
+
+    def _mask_bits(self, integer: torch.dtype) -> Tensor:
+        """Return all ones where the mask is true, so that an `and` keeps or clears every bit.
+
+        On a CPU this is 3 to 15 times faster than `torch.where`, which branches on every element.
+        """
         bits = self._bits.get(integer)
         if bits is None:
-            # All ones where true, so that the `and` below keeps or clears every bit. On a CPU it
-            # is 3 to 15 times faster than `torch.where`, which branches on every element.
             bits = self._bits[integer] = self.mask.to(integer).neg_()
-        return values.view(integer).bitwise_and(bits).view(values.dtype)
+        return bits
