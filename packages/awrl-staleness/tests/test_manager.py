@@ -9,6 +9,8 @@ from awrl_staleness import (
     StalenessManager,
     UnknownEpisodeError,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def make(eta: int = 0, batch: int = 4, concurrent: int = 100) -> StalenessManager:
@@ -121,6 +123,30 @@ def test_a_skipped_update_returns_the_budget_and_keeps_the_version() -> None:
     assert manager.settle([batch]) == 4
     assert (manager.version, manager.capacity().value) == (0, 4)
     assert manager.statistics().num_skips == 1
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    skips=st.lists(st.booleans(), min_size=30, max_size=30),
+)
+def test_uneven_batches_and_skipped_updates_neither_starve_nor_drift(
+    sizes: list[int], skips: list[bool]
+) -> None:
+    """The published formula, which counts versions, drifts by B - size and by B a skip."""
+    manager, drift = make(eta=1, batch=4), 0
+    for step, (size, is_skipped) in enumerate(zip(sizes, skips, strict=False)):
+        size = min(size, manager.capacity().value)
+        ids = [f"{step}/{index}" for index in range(size)]
+        run_to_queue(manager, *ids)
+        batch = manager.consume(ids)
+        if is_skipped:
+            manager.settle([batch])
+        else:
+            manager.publish(manager.version + 1)
+        drift += 4 * (not is_skipped) - size
+        assert manager.capacity().bounds["staleness"] == manager.config.budget
+        published = (1 + manager.version + 1) * 4 - manager.statistics().finished
+        assert published == manager.config.budget + drift
 
 
 def test_only_the_named_batches_are_settled() -> None:
