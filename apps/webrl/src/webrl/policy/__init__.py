@@ -22,11 +22,12 @@ from webrl.policy.errors import CheckpointError, PromptError
 from webrl.policy.images import PatchExtractor, PatchGrid
 from webrl.policy.positions import position_ids
 from webrl.policy.processor import ModelInputs, PolicyProcessor
-from webrl.policy.prompt import SYSTEM_PROMPT, user_text
+from webrl.policy.prompt import MARKS_SYSTEM_PROMPT, SYSTEM_PROMPT, user_text
 from webrl.policy.tokenizer import action_pieces, build_tokenizer, click_text
 from webrl.policy.warmup import PageFactory, SyntheticPage, WarmupReport
 
 __all__ = [
+    "MARKS_SYSTEM_PROMPT",
     "PAGE_KINDS",
     "SYSTEM_PROMPT",
     "ActionGrid",

@@ -94,7 +94,11 @@ class PolicyProcessor:
         return cls(Path(path))
 
     def build_prompt(
-        self, goal: str, previous_actions: Sequence[str], num_images: int
+        self,
+        goal: str,
+        previous_actions: Sequence[str],
+        num_images: int,
+        elements: Sequence[str] | None = None,
     ) -> list[int]:
         """Return prompt ids that end where the action begins.
 
@@ -102,11 +106,14 @@ class PolicyProcessor:
             goal: The task's goal, any text.
             previous_actions: Action texts so far, oldest first.
             num_images: Screenshots that will be given, the current page last.
+            elements: Where the elements of the page are numbered: each with its number, such as
+                `7 button: Submit`. `None` where actions name positions.
 
         Returns:
             Ids with one placeholder per image.
         """
-        return list(self._cached_prompt(goal, tuple(previous_actions), num_images))
+        numbered = None if elements is None else tuple(elements)
+        return list(self._cached_prompt(goal, tuple(previous_actions), num_images, numbered))
 
     def expand(self, token_ids: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[int]:
         """Return `token_ids` with each placeholder repeated once per image token.
@@ -173,10 +180,15 @@ class PolicyProcessor:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _tokenise_prompt(
-        self, goal: str, previous_actions: tuple[str, ...], num_images: int
+        self,
+        goal: str,
+        previous_actions: tuple[str, ...],
+        num_images: int,
+        elements: tuple[str, ...] | None,
     ) -> tuple[int, ...]:
+        messages = chat(goal, previous_actions, num_images, elements)
         text = self._tokenizer.apply_chat_template(
-            chat(goal, previous_actions, num_images), tokenize=False, add_generation_prompt=True
+            messages, tokenize=False, add_generation_prompt=True
         )
         return tuple(self.encode(str(text)))
 
