@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from webrl.cli import compare, configs, doctor, evaluate, policy, tasks, train
+from webrl.cli import compare, configs, doctor, evaluate, policy, simulate, tasks, train
 from webrl.errors import WebRLError
 
 __all__ = ["build_parser", "main"]
@@ -23,7 +23,7 @@ USER_ERROR = 2
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells use it."""
 
-_COMMANDS = (train, evaluate, compare, tasks, configs, policy, doctor)
+_COMMANDS = (train, evaluate, compare, simulate, tasks, configs, policy, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

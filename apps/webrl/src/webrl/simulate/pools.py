@@ -1,0 +1,288 @@
+"""Both loops in virtual time: the real controller, executors, synchronous pools and ledger.
+
+Only what costs time is simulated: servers, browsers, the update and the broadcast. Who may start,
+what is in a batch, what is too far behind and what is dropped is decided by the code that decides it
+in a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+
+import msgspec
+from awrl_rollout import (
+    EpisodeRecord,
+    EpisodeRequest,
+    LocalWorker,
+    RolloutController,
+    RolloutError,
+    SyncPool,
+    VirtualClock,
+    WorkflowExecutor,
+)
+from awrl_staleness import StalenessManager
+
+from webrl.config import WebRLConfig
+from webrl.errors import RunFailedError
+from webrl.simulate.figures import Gauge, Recording
+from webrl.simulate.model import SimulationModel
+from webrl.simulate.plans import PlanSource
+from webrl.simulate.stage import Layout, Stage
+from webrl.simulate.workflow import pause_s
+from webrl.system import mapping
+from webrl.system.rollouts import EverlastingRollouts
+
+__all__ = ["simulate_asynchronous", "simulate_synchronous"]
+
+_NEVER_S = 1e9
+"""Virtual seconds until a poll that a simulation does not need: no callback is ever lost."""
+
+
+def simulate_asynchronous(
+    config: WebRLConfig, model: SimulationModel, plans: PlanSource | None = None
+) -> Recording:
+    """Run `config.total_steps` steps of the everlasting pool in virtual time.
+
+    Args:
+        config: An asynchronous configuration.
+        model: Every assumption.
+        plans: What episodes do; drawn from the model when None.
+
+    Raises:
+        RunFailedError: The run had to stop: most episodes miss their deadline, for example.
+    """
+    clock = VirtualClock()
+    stage = Stage(config, model, Layout.of(config), plans, mode="asynchronous")
+    try:
+        clock.run(_asynchronous(stage, clock))
+    except* RolloutError as errors:
+        reason = errors.exceptions[0]
+        raise RunFailedError(f"the simulated run had to stop, as a real one: {reason}") from errors
+    return stage.recording
+
+
+def simulate_synchronous(
+    config: WebRLConfig, model: SimulationModel, plans: PlanSource | None = None
+) -> Recording:
+    """Run `config.total_steps` synchronous rounds and updates in virtual time.
+
+    Args:
+        config: The asynchronous configuration; its GPUs serve and train in turns.
+        model: Every assumption.
+        plans: What episodes do; drawn from the model when None.
+    """
+    clock = VirtualClock()
+    layout = Layout.of(config).shared(config)
+    stage = Stage(config, model, layout, plans, mode="synchronous")
+    clock.run(_synchronous(stage, clock))
+    return stage.recording
+
+
+class _DistantWorker(LocalWorker):
+    """A worker that hears of requests a while after they were sent."""
+
+    def __init__(self, executor: WorkflowExecutor, stage: Stage) -> None:
+        super().__init__(executor)
+        self._slots = executor
+        self._stage = stage
+
+    async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
+        """Hand requests to the executor after the way to it."""
+        delay_s = self._stage.model.session.dispatch_s
+        if delay_s <= 0.0:
+            await super().submit(requests)
+            return
+        line, now_s = self._stage.line, asyncio.get_running_loop().time()
+        line.at(now_s + delay_s, lambda: self._slots.submit(requests), is_audible=True)
+        line.arm(now_s)
+
+
+async def _asynchronous(stage: Stage, clock: VirtualClock) -> None:
+    config, recording = stage.config, stage.recording
+    manager = StalenessManager(mapping.staleness_config(config))
+    executors = [
+        WorkflowExecutor(
+            stage.workflow,
+            num_slots=config.env.slots_per_worker,
+            name=f"worker-{index}",
+            deadline_s=config.env.episode_timeout_s,
+            retry=stage.retry,
+            clock=clock,
+        )
+        for index in range(config.env.num_workers)
+    ]
+    async with AsyncExitStack() as stack:
+        for executor in executors:
+            await stack.enter_async_context(executor)
+        controller = await stack.enter_async_context(
+            RolloutController(
+                [_DistantWorker(executor, stage) for executor in executors],
+                manager,
+                source=stage.stream.next_group,
+                config=msgspec.structs.replace(
+                    mapping.controller_config(config),
+                    poll_interval_s=_NEVER_S,
+                    watchdog_interval_s=_NEVER_S,
+                ),
+                accept_group=stage.filter.accept,
+                on_discarded=stage.filter.discarded,
+                on_group_dropped=stage.filter.group_dropped,
+                clock=clock,
+            )
+        )
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(stage.look_again(lambda: _look(stage, controller)))
+            rollouts = EverlastingRollouts(controller, {}, stage.filter)
+            for version in range(1, config.total_steps + 1):
+                await _step(stage, rollouts, version, executors)
+            looking.cancel()
+        _keep_ledger(recording, manager)
+        stage.line.close()
+
+
+async def _step(
+    stage: Stage,
+    rollouts: EverlastingRollouts,
+    version: int,
+    executors: Sequence[WorkflowExecutor],
+) -> None:
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    batch = await rollouts.prepare_batch(
+        stage.config.rollout.consumer_batch_size, timeout_s=_NEVER_S
+    )
+    collected_s = loop.time()
+    records = [record for group in batch for record in group.trainable]
+    trained_s, resumed_s = await stage.update(records)
+    await pause_s(stage.line, stage.model.publish.outside_s)
+    rollouts.publish(version)
+    stage.filter.take_dropped()
+    pictures = [executor.statistics() for executor in executors]
+    stage.note_step(
+        times=(started_s, collected_s, trained_s, resumed_s, loop.time()),
+        records=records,
+        busy_s=sum(picture.busy_s for picture in pictures),
+        num_ended=sum(picture.num_ended for picture in pictures),
+    )
+
+
+def _look(stage: Stage, controller: RolloutController) -> None:
+    statistics = controller.statistics()
+    bound = statistics.blocked_by or "nothing"
+    if statistics.num_in_flight >= stage.recording.num_slots:
+        bound = "slots"
+    stage.recording.gauges.append(
+        Gauge(
+            at_s=asyncio.get_running_loop().time(),
+            num_episodes=stage.workflow.num_running,
+            num_requests=sum(server.num_running for server in stage.servers),
+            num_ready=statistics.num_ready_episodes,
+            bound=bound,
+        )
+    )
+
+
+def _keep_ledger(recording: Recording, manager: StalenessManager) -> None:
+    seen = manager.statistics()
+    recording.off_policyness = seen.off_policyness
+    recording.in_flight_age = seen.in_flight_age
+    recording.in_queue_age = seen.in_queue_age
+    recording.wasted = seen.wasted_by_reason
+    recording.num_trained = seen.num_trained
+
+
+async def _synchronous(stage: Stage, clock: VirtualClock) -> None:
+    config, loop = stage.config, asyncio.get_running_loop()
+    pools = [
+        SyncPool(
+            stage.workflow,
+            num_slots=config.env.slots_per_worker,
+            name=f"pool-{index}",
+            spawn=_session_opener(stage),
+            deadline_s=config.env.episode_timeout_s,
+            retry=stage.retry,
+            clock=clock,
+        )
+        for index in range(config.env.num_workers)
+    ]
+    rejected = 0
+    async with asyncio.TaskGroup() as group:
+        looking = group.create_task(stage.look_again(lambda: _look_at_round(stage)))
+        for _ in range(config.total_steps):
+            started_s = loop.time()
+            records = await _round(stage, pools)
+            accepted = _accept(stage, records)
+            rejected += len(records) - len(accepted)
+            collected_s = loop.time()
+            trained_s, resumed_s = await stage.update(accepted)
+            await pause_s(
+                stage.line, stage.model.publish.outside_s + stage.model.synchronous.switch_s
+            )
+            stage.recording.num_trained += len(accepted)
+            stage.note_step(
+                times=(started_s, collected_s, trained_s, resumed_s, loop.time()),
+                records=accepted,
+                busy_s=sum(pool.statistics().busy_s for pool in pools),
+                num_ended=sum(pool.statistics().num_ended for pool in pools),
+            )
+        looking.cancel()
+    stage.recording.off_policyness = {0: stage.recording.num_trained}
+    stage.recording.wasted = {"rejected: zero_variance": rejected} if rejected else {}
+    stage.line.close()
+
+
+def _session_opener(stage: Stage) -> Callable[[int], Awaitable[None]]:
+    """Return what opens one worker's sessions, so many at once."""
+    at_once = asyncio.Semaphore(stage.model.session.opens_at_once)
+
+    async def open_session(slot: int) -> None:
+        del slot
+        async with at_once:
+            await pause_s(stage.line, stage.model.session.open_s)
+
+    return open_session
+
+
+async def _round(stage: Stage, pools: Sequence[SyncPool]) -> list[EpisodeRecord]:
+    config = stage.config
+    num_episodes = stage.model.synchronous.round_episodes or config.rollout.consumer_batch_size
+    requests = [
+        request
+        for _ in range(max(1, num_episodes // config.gconfig.n_samples))
+        for request in stage.stream.next_group()
+    ]
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(pool.run_round(share))
+            for index, pool in enumerate(pools)
+            if (share := requests[index :: len(pools)])
+        ]
+    return [record for task in tasks for record in task.result()]
+
+
+def _accept(stage: Stage, records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+    """Return the members of the groups that carry a gradient."""
+    groups: dict[str, list[EpisodeRecord]] = {}
+    for record in records:
+        groups.setdefault(record.group_id, []).append(record)
+    accepted: list[EpisodeRecord] = []
+    for group_id, members in groups.items():
+        ended = [record for record in members if record.has_ended_well]
+        if stage.filter.accept(ended) is None:
+            accepted += ended
+        stage.stream.finish(group_id)
+    return accepted
+
+
+def _look_at_round(stage: Stage) -> None:
+    stage.recording.gauges.append(
+        Gauge(
+            at_s=asyncio.get_running_loop().time(),
+            num_episodes=stage.workflow.num_running,
+            num_requests=sum(server.num_running for server in stage.servers),
+            num_ready=0,
+            bound="barrier",
+        )
+    )

@@ -1,0 +1,122 @@
+"""The workflow of a simulated episode: the executor's slots run it as they run the real one.
+
+Its steps are events, see `webrl.simulate.events`; the slot's task wakes once, at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+
+from awrl_rollout import EpisodeContext, EpisodeRequest, EpisodeResult
+
+from webrl.simulate.events import EventLine
+from webrl.simulate.plans import EpisodePlan, PlanSource
+from webrl.simulate.server import SimulatedServer
+
+__all__ = ["SimulatedEpisodes", "pause_s"]
+
+
+async def pause_s(line: EventLine, delay_s: float) -> None:
+    """Return after `delay_s` virtual seconds, as an audible event.
+
+    Args:
+        line: The events of the simulation.
+        delay_s: How long.
+    """
+    if delay_s <= 0.0:
+        return
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    now_s = loop.time()
+    line.at(now_s + delay_s, lambda: _wake(future), is_audible=True)
+    line.arm(now_s)
+    await future
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class SimulatedEpisodes:
+    """Runs planned episodes on simulated servers; the workflow of executors and pools."""
+
+    def __init__(
+        self, line: EventLine, servers: Sequence[SimulatedServer], plans: PlanSource
+    ) -> None:
+        """Bind to what the episodes use.
+
+        Args:
+            line: The events of the simulation.
+            servers: Siblings of a group share one, by the rule of the real router.
+            plans: What each episode does.
+        """
+        self._line = line
+        self._servers = servers
+        self._plans = plans
+        self.num_running = 0
+        """Episodes between their start and their end."""
+
+    async def __call__(self, request: EpisodeRequest, context: EpisodeContext) -> EpisodeResult:
+        """Run one episode."""
+        context.enter("episode")
+        loop = asyncio.get_running_loop()
+        index = zlib.crc32(request.group_id.encode()) % len(self._servers)
+        run = _Run(
+            self._line,
+            self._servers[index],
+            self._plans.plan(request),
+            loop.create_future(),
+        )
+        now_s = loop.time()
+        self._line.at(now_s + run.plan.reset_s, run.ask)
+        self._line.arm(now_s)
+        self.num_running += 1
+        try:
+            await run.end
+        finally:
+            self.num_running -= 1
+        return EpisodeResult(
+            is_success=run.plan.is_success,
+            payload=run.plan,
+            reward=float(run.plan.is_success),
+            oldest_version=run.oldest_version,
+            newest_version=run.server.version,
+        )
+
+
+class _Run:
+    """Where one episode stands."""
+
+    __slots__ = ("_index", "_line", "end", "oldest_version", "plan", "server")
+
+    def __init__(
+        self,
+        line: EventLine,
+        server: SimulatedServer,
+        plan: EpisodePlan,
+        end: asyncio.Future[None],
+    ) -> None:
+        self._line = line
+        self._index = 0
+        self.server = server
+        self.plan = plan
+        self.end = end
+        self.oldest_version = -1
+
+    def ask(self) -> None:
+        """Send the request of the next step, unless the episode was cancelled."""
+        if self._index == 0:
+            self.oldest_version = self.server.version
+        if not self.end.done():
+            self.server.add(self.plan.tokens[self._index], self._answered)
+
+    def _answered(self) -> None:
+        at_s = self._line.now_s + self.plan.step_s[self._index]
+        self._index += 1
+        if self._index < len(self.plan.tokens):
+            self._line.at(at_s, self.ask)
+        else:
+            self._line.at(at_s, lambda: _wake(self.end), is_audible=True)

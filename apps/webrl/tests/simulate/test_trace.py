@@ -1,0 +1,153 @@
+"""A recorded run as the source of latencies, settings of the model, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from awrl_rollout import EpisodeRecord, EpisodeRequest, Outcome
+from webrl.cli import main
+from webrl.config import load_config
+from webrl.errors import ConfigError
+from webrl.simulate import SimulationModel, read_trace, resolve_assumptions, with_settings
+from webrl.simulate.assumptions import described
+from webrl.system.episode_log import EpisodeLog
+from webrl.system.trajectory import Step, Trajectory
+
+STEP = Step(
+    prompt_ids=[1],
+    output_ids=[2],
+    behavior_logprobs=[-0.1],
+    versions=[0],
+    images=[],
+    action="wait",
+    is_valid=True,
+    events=[],
+    generate_s=0.5,
+    environment_s=1.5,
+)
+
+
+def record(group: int, member: int, start_s: float) -> EpisodeRecord:
+    """An episode of two steps and 4.25 s, of which 0.05 s are in no part of it."""
+    trajectory = Trajectory(
+        task="t",
+        seed=0,
+        goal="g",
+        outcome="success" if member else "failure",
+        reward=float(member),
+        raw_reward=float(member),
+        steps=[STEP, STEP],
+        reset_s=0.2,
+    )
+    return EpisodeRecord(
+        episode_id=f"{group}/{member}",
+        group_id=str(group),
+        member=member,
+        outcome=Outcome.SUCCESS if member else Outcome.FAILURE,
+        payload=trajectory,
+        reward=float(member),
+        worker="w",
+        started_s=start_s,
+        ended_s=start_s + 4.25,
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of 12 groups of two on two slots, 0.1 s between episodes, one group a step."""
+    log = EpisodeLog(tmp_path / "episodes.jsonl")
+    for group in range(12):
+        log.note([record(group, member, 4.35 * group) for member in (0, 1)])
+    log.close()
+    steps = [
+        {
+            "step": index + 1,
+            "time/step_s": 4.35,
+            "time/collect_s": 3.05,
+            "time/train_s": 1.0,
+            "time/publish_s": 0.2,
+            "publish/window_s": 0.15,
+            "batch/num_rows": 4.0,
+            "rollout/episodes_total": 2.0 * (index + 1),
+            "idle/rollout_share": 0.1 / 4.35,
+            "staleness/off_policyness_mean_versions": 1.0,
+        }
+        for index in range(12)
+    ]
+    lines = "".join(json.dumps(step) + "\n" for step in steps)
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    return tmp_path
+
+
+def test_a_trace_is_the_run_s_own_times(run: Path) -> None:
+    trace = read_trace(run, SimulationModel())
+    plan = trace.plans.plan(EpisodeRequest(episode_id="3/1", group_id="3", member=1))
+    assert plan.is_success
+    assert plan.reset_s + sum(plan.step_s) + sum(plan.tokens) == pytest.approx(4.25)
+    assert trace.model.trainer.row_s == pytest.approx(0.25)
+    assert trace.model.trainer.fixed_s == pytest.approx(0.1)
+    assert trace.model.publish.window_s == pytest.approx(0.15)
+    assert trace.model.session.dispatch_s == pytest.approx(0.1)
+    assert trace.measured(4).episodes_per_h == pytest.approx(2 * 3600 / 4.35)
+
+
+def test_simulating_a_trace_gives_the_run_back(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "figures.json"
+    arguments = ["simulate", "--config", "laptop", "--trace", str(run), "--json", str(out)]
+    settings = ["gconfig.n_samples=2", "rollout.consumer_batch_size=2", "env.slots_per_worker=2"]
+    settings += ["rollout.max_concurrent_rollouts=2", "rollout.max_head_offpolicyness=1"]
+    assert main([*arguments, *settings, "actor.ppo_n_minibatches=1"]) == 0
+    results = json.loads(out.read_text())
+    measured, predicted = results["measured"], results["asynchronous"]
+    assert predicted["episodes_per_h"] == pytest.approx(measured["episodes_per_h"], rel=0.03)
+    assert predicted["slots_idle"] == pytest.approx(measured["slots_idle"], abs=0.02)
+    assert "predicted" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be the folder of a run"):
+        read_trace(tmp_path, SimulationModel())
+
+
+def test_settings_win_over_what_the_configuration_says() -> None:
+    config = load_config("webgym_48_16").config
+    model = resolve_assumptions(config, ["server.max_running=7"], None).model
+    assert (model.server.max_running, model.episode.max_steps) == (7, 30)
+
+
+@pytest.mark.parametrize("setting", ["episode.step=1", "nothing.step_s=1", "server.token_s=0", "x"])
+def test_a_wrong_setting_is_refused_by_name(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.{setting.partition('=')[0]}"):
+        with_settings(SimulationModel(), [setting])
+
+
+def test_every_assumption_is_listed_with_its_meaning() -> None:
+    listed = list(described(SimulationModel()))
+    assert len(listed) > 20
+    assert all(meaning.endswith(".") for _, _, meaning in listed)
+
+
+def test_the_command_prints_both_modes_and_draws_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "timeline.svg"
+    assert (
+        main(["simulate", "--config", "laptop", "total_steps=8", "--timeline", str(picture)]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "asynchronous / synchronous: " in out
+    assert "model.episode.step_s" in out
+    drawn = ElementTree.fromstring(picture.read_text())
+    assert len(list(drawn.iter())) > 50
+
+
+def test_a_synchronous_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["cluster.n_inference_servers=0", "rollout.max_head_offpolicyness=0"]
+    overrides += ["allocation_mode=embedded[rollout]:d1|fsdp[actor]:d1"]
+    assert main(["simulate", "--config", "laptop", *overrides]) == 2
+    assert "n_inference_servers must be > 0 to simulate" in capsys.readouterr().err
