@@ -7,6 +7,7 @@ Run: `pytest benchmarks/rollout/bench_overhead.py -o python_files='bench_*.py'
 import asyncio
 import time
 
+import pytest
 from awrl_rollout import (
     LocalWorker,
     RolloutController,
@@ -47,11 +48,11 @@ def test_executor_overhead_per_episode(benchmark: BenchmarkFixture) -> None:
     assert per_episode_s <= 1e-3
 
 
-def controller_cpu_share() -> tuple[float, float]:
+def controller_cpu_share(group_size: int) -> tuple[float, float]:
     """Return the share of one core, and CPU seconds per episode, at 1,280 concurrent episodes.
 
-    40 workers of 32 slots, groups of 8, batches of 1,280, eta = 2, episodes of 60 s. The workers'
-    own slots run in the same process and are in the figure.
+    40 workers of 32 slots, batches of 1,280, eta = 2, episodes of 60 s. The workers' own slots run
+    in the same process and are in the figure.
     """
     clock = VirtualClock()
     manager = StalenessManager(
@@ -73,7 +74,7 @@ def controller_cpu_share() -> tuple[float, float]:
             async with RolloutController(
                 [LocalWorker(executor) for executor in executors],
                 manager,
-                source=endless_groups(8),
+                source=endless_groups(group_size),
                 clock=clock,
             ) as controller:
                 cpu_started, started = time.process_time(), clock.time()
@@ -90,8 +91,9 @@ def controller_cpu_share() -> tuple[float, float]:
     return clock.run(main())
 
 
-def test_controller_overhead_at_1280_episodes(benchmark: BenchmarkFixture) -> None:
-    share, per_episode_s = benchmark.pedantic(controller_cpu_share, rounds=1)
+@pytest.mark.parametrize("group_size", [8, 1])
+def test_controller_overhead_at_1280_episodes(benchmark: BenchmarkFixture, group_size: int) -> None:
+    share, per_episode_s = benchmark.pedantic(controller_cpu_share, (group_size,), rounds=1)
     benchmark.extra_info.update(
         core_share=round(share, 4), cpu_ms_per_episode=round(1e3 * per_episode_s, 4)
     )

@@ -1,10 +1,12 @@
 """The manager's accounting, event by event."""
 
+import msgspec
 import pytest
 from awrl_staleness import (
     CapacityExceededError,
     ConfigError,
     IllegalTransitionError,
+    LedgerSnapshot,
     StalenessConfig,
     StalenessManager,
     UnknownEpisodeError,
@@ -258,8 +260,11 @@ def test_a_resume_queues_what_was_persisted_and_names_the_rest() -> None:
     assert manager.try_admit("running")
     manager.enqueue("waiting")
     manager.consume(["training"])
+    saved = msgspec.json.encode(manager.snapshot())
     restored, lost = StalenessManager.restore(
-        manager.config, manager.snapshot(), persisted=["queued", "training", "running"]
+        manager.config,
+        msgspec.json.decode(saved, type=LedgerSnapshot),
+        persisted=["queued", "training", "running"],
     )
     assert lost == ("unsaved", "running", "waiting")
     assert restored.statistics().num_queued == 2

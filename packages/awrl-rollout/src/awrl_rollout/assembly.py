@@ -44,6 +44,7 @@ class Assembly:
         self._manager = manager
         self._book = book
         self._hooks = hooks
+        self._swept_version: int | None = None
 
     def ended(self, request: EpisodeRequest, record: EpisodeRecord) -> CompleteGroup | None:
         """Tell the ledger of one member's end; return its group when that is complete."""
@@ -73,10 +74,12 @@ class Assembly:
 
     def sweep(self) -> None:
         """Drop the waiting groups none of whose members is fresh any more."""
+        # Waiting groups age with the version alone; one that completes too old never gets here.
+        if self._swept_version == self._manager.version:
+            return
+        self._swept_version = self._manager.version
         for group in self.ready.remove_where(self._is_stale):
-            for record in group.fresh_records:
-                self._manager.expire(record.episode_id)
-            self._drop(group, "expired")
+            self._expire(group)
 
     def abandon(self, reason: str) -> None:
         """End every open group in the ledger; the waiting ones stay."""
@@ -123,12 +126,20 @@ class Assembly:
         if reason is None:
             self._manager.close_group(group.group_id)
             self.num_smaller_groups += len(group.records) < len(group.requests)
-            self.ready.add(group)
+            if self._is_stale(group):
+                self._expire(group)
+            else:
+                self.ready.add(group)
             return
         for record in group.records:
             self._manager.reject(record.episode_id, reason)
         self._manager.close_group(group.group_id)
         self._drop(group, reason)
+
+    def _expire(self, group: CompleteGroup) -> None:
+        for record in group.fresh_records:
+            self._manager.expire(record.episode_id)
+        self._drop(group, "expired")
 
     def _drop(self, group: CompleteGroup, reason: str) -> None:
         self.dropped_groups[reason] += 1

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import overload
 
 import msgspec
@@ -87,6 +87,8 @@ class ReadyQueue:
     """Accepted complete groups, oldest first."""
 
     def __init__(self) -> None:
+        self.num_episodes = 0
+        """Episodes that the waiting groups were asked for."""
         self._groups: list[CompleteGroup] = []
 
     def __len__(self) -> int:
@@ -97,14 +99,10 @@ class ReadyQueue:
         """Iterate, oldest first."""
         return iter(self._groups)
 
-    @property
-    def num_episodes(self) -> int:
-        """Episodes that the waiting groups were asked for."""
-        return sum(len(group.requests) for group in self._groups)
-
     def add(self, group: CompleteGroup) -> None:
         """Put a group at its place."""
         insort(self._groups, group, key=_age)
+        self.num_episodes += len(group.requests)
 
     def remove_where(self, predicate: Callable[[CompleteGroup], bool]) -> list[CompleteGroup]:
         """Take out and return every group that satisfies the predicate."""
@@ -113,19 +111,23 @@ class ReadyQueue:
         for group in self._groups:
             (taken if predicate(group) else kept).append(group)
         self._groups = kept
+        self.num_episodes -= _num_asked(taken)
         return taken
 
     def take(self, num_episodes: int) -> list[CompleteGroup]:
         """Take the oldest groups until they were asked for `num_episodes`, or all."""
-        total = 0
-        for index, group in enumerate(self._groups):
-            total += len(group.requests)
-            if total >= num_episodes:
-                taken = self._groups[: index + 1]
-                del self._groups[: index + 1]
-                return taken
-        taken, self._groups = self._groups, []
+        total = num_taken = 0
+        while num_taken < len(self._groups) and total < num_episodes:
+            total += len(self._groups[num_taken].requests)
+            num_taken += 1
+        taken = self._groups[:num_taken]
+        del self._groups[:num_taken]
+        self.num_episodes -= total
         return taken
+
+
+def _num_asked(groups: Iterable[CompleteGroup]) -> int:
+    return sum(len(group.requests) for group in groups)
 
 
 def _age(group: CompleteGroup) -> tuple[int, int]:
