@@ -57,6 +57,21 @@ def test_a_callback_without_token_or_form_is_refused(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("token", ["", " "])
+def test_a_blank_token_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="token must not be blank"):
+        CallbackServer(lambda name: None, token=token, host="0.0.0.0")
+
+
+def test_a_server_makes_itself_a_token_and_listens_on_loopback() -> None:
+    async def main() -> str:
+        async with CallbackServer(lambda name: None) as server:
+            assert len(server.token) >= 32
+            return server.url
+
+    assert asyncio.run(main()).startswith("http://127.0.0.1:")
+
+
 def test_a_callback_that_cannot_be_delivered_is_counted_and_raises_nothing() -> None:
     async def main() -> None:
         async with CallbackServer(lambda name: None) as server:

@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 PICK = st.integers(0, 1000)
 EPISODE_DEADLINE_S = 60.0
 CALL_DEADLINE_S = 5.0
+NUM_SLOTS = 3
 
 
 class ControllerMachine(RuleBasedStateMachine):
@@ -68,6 +69,7 @@ class ControllerMachine(RuleBasedStateMachine):
         self.trained: list[str] = []
         self.groups_done: list[str] = []
         self.discarded: list[str] = []
+        self.all_workers: list[ScriptedWorker] = []
         self.manager = StalenessManager(self.limits)
         self.start(resume_from=None)
 
@@ -89,7 +91,9 @@ class ControllerMachine(RuleBasedStateMachine):
         self.host.settle()
 
     def new_worker(self) -> ScriptedWorker:
-        return ScriptedWorker(f"w{next(self.worker_numbers)}", num_slots=3)
+        worker = ScriptedWorker(f"w{next(self.worker_numbers)}", num_slots=NUM_SLOTS)
+        self.all_workers.append(worker)
+        return worker
 
     def accept(self, records: Sequence[EpisodeRecord]) -> str | None:
         return "zero variance" if all(record.reward == 0.0 for record in records) else None
@@ -228,6 +232,7 @@ class ControllerMachine(RuleBasedStateMachine):
     def bounds_hold(self) -> None:
         if not hasattr(self, "manager"):
             return
+        assert all(worker.most_running <= NUM_SLOTS for worker in self.all_workers)
         seen = self.manager.statistics()
         assert seen.num_running <= self.limits.max_concurrent
         in_use = seen.num_running + seen.num_reserved + seen.finished - seen.settled
@@ -250,17 +255,30 @@ class ControllerMachine(RuleBasedStateMachine):
         self.host.run(self.controller.__aexit__(None, None, None))
 
     def teardown(self) -> None:
-        """After the end nothing holds a unit but the groups that wait for the trainer."""
+        """The run can always go on, and after its end only groups in the queue hold units."""
         if not hasattr(self, "controller"):
             return
         self.controller.settle()
-        num_ready = sum(len(group.fresh_records) for group in self.controller.snapshot().ready)
+        self.controller.resume_admission()
+        assert self.fills_a_batch()
+        self.controller.settle()
         self.close()
         seen = self.manager.statistics()
-        num_ready = seen.num_queued
         assert (seen.num_running, seen.num_reserved, seen.num_enqueued) == (0, 0, 0)
-        assert seen.capacity.bounds["staleness"] == self.limits.budget - num_ready
+        assert seen.capacity.bounds["staleness"] == self.limits.budget - seen.num_queued
         self.host.close()
+
+    def fills_a_batch(self) -> bool:
+        """Whether a batch closes once every episode that runs ends well."""
+        for _ in range(int(EPISODE_DEADLINE_S)):
+            for worker in self.workers:
+                for key in list(worker.requests):
+                    worker.succeed(key)
+            self.host.run(self.clock.sleep(2.0))
+            with contextlib.suppress(BatchTimeoutError):
+                self.host.run(self.controller.prepare_batch(self.batch_size, timeout_s=0.01))
+                return True
+        return False
 
 
 TestControllerMachine = ControllerMachine.TestCase

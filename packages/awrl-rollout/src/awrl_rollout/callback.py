@@ -47,6 +47,9 @@ class CallbackServer:
         token: Shared secret; None makes one.
         host: Address to listen on.
         port: Port; 0 picks a free one.
+
+    Raises:
+        ValueError: The token is blank.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class CallbackServer:
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
+        if token is not None and not token.strip():
+            raise ValueError("token must not be blank, got ''. Leave it out to have one made.")
         self.token = secrets.token_urlsafe(32) if token is None else token
         self.num_accepted = 0
         self.num_refused = 0

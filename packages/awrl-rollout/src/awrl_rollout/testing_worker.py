@@ -22,9 +22,10 @@ class ScriptedWorker:
 
     Args:
         name: Its name.
-        num_slots: Its slots; the fake fails when a controller gives it more.
+        num_slots: Its slots; the fake dies when a controller gives it more.
 
     Attributes:
+        most_running: Most requests that it ever ran at once.
         requests: Running requests by id, in the order of their arrival.
         seen: Every request that ever arrived.
         delivered: Every record that was ever made takable.
@@ -40,6 +41,7 @@ class ScriptedWorker:
         self.calls: list[str] = []
         self.hang: set[str] = set()
         self.is_silent = False
+        self.most_running = 0
         self._name = name
         self._num_slots = num_slots
         self._records: dict[str, EpisodeRecord] = {}
@@ -105,6 +107,7 @@ class ScriptedWorker:
         for request in requests:
             self.requests[request.episode_id] = request
             self.seen.append(request)
+        self.most_running = max(self.most_running, len(self.requests))
         if len(self.requests) > self._num_slots:
             raise AssertionError(f"{len(self.requests)} episodes in {self._num_slots} slots")
 

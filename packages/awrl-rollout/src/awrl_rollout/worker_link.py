@@ -87,8 +87,11 @@ class WorkerLink:
 
     def ask_to_cancel(self, episode_id: str) -> None:
         """Have an episode cancelled that has landed here already, to free its slot."""
-        self._to_cancel.append(episode_id)
-        self._has_outbox.set()
+        num_before = len(self._outbox)
+        self._outbox = [item for item in self._outbox if item.episode_id != episode_id]
+        if len(self._outbox) == num_before:  # else it was never sent
+            self._to_cancel.append(episode_id)
+            self._has_outbox.set()
 
     def nudge(self) -> None:
         """Look at the worker's records now."""
@@ -99,12 +102,13 @@ class WorkerLink:
         while not self.is_dead:
             await self._has_outbox.wait()
             self._has_outbox.clear()
+            # Cancelling comes first: it frees the slots that the requests were assigned to.
+            episode_ids, self._to_cancel = self._to_cancel, []
+            if episode_ids:
+                await self._mortal(self._worker.cancel(episode_ids))
             requests, self._outbox = self._outbox, []
             if requests and not self.is_dead:
                 await self._mortal(self._worker.submit(requests))
-            episode_ids, self._to_cancel = self._to_cancel, []
-            if episode_ids and not self.is_dead:
-                await self._mortal(self._worker.cancel(episode_ids))
 
     async def collect_loop(self) -> None:
         """Bring records back, until the worker dies."""
