@@ -26,8 +26,10 @@ _KEEPALIVE_S: Final = 4.0
 
 
 PauseMode = Literal["abort", "in_place", "retract"]
-"""`abort` ends requests with what they have; `in_place` freezes them with their KV cache (mixed
-versions in one cache); `retract` puts them back and recomputes their KV cache on continue."""
+"""`abort` ends requests with what they have, each under one version: exact, the default of a run.
+`in_place` freezes them with their KV cache, so later tokens attend to keys of earlier weights;
+`retract` puts them back and recomputes their KV cache on continue. Both need `use_stream`, a server
+without prefix cache, and `flush_cache=False`: a flush while requests wait or run kills SGLang."""
 
 
 class SGLangClientConfig(msgspec.Struct, frozen=True, kw_only=True):
