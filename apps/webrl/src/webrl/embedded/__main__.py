@@ -9,12 +9,12 @@ import os
 import sys
 from dataclasses import MISSING, fields
 
-from webrl.embedded.config import EmbeddedServerConfig
+from webrl.embedded.config import TOKEN_VARIABLE, EmbeddedServerConfig
 from webrl.embedded.watch import end_with_parent
 
 _HELP = {
     "model_path": "local folder of the checkpoint",
-    "host": "address to listen on",
+    "host": f"address to listen on; not of loopback only with a token in {TOKEN_VARIABLE}",
     "port": "port to listen on; 0 for a free one",
     "device": "torch device",
     "dtype": "float32, bfloat16 or float16",
@@ -34,6 +34,8 @@ _HELP = {
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m webrl.embedded", description=__doc__)
     for field in fields(EmbeddedServerConfig):
+        if field.name == "token":
+            continue
         flag = "--" + field.name.replace("_", "-")
         help_text = _HELP[field.name]
         if field.default is MISSING:
@@ -61,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logger = logging.getLogger("webrl.embedded")
     try:
-        config = EmbeddedServerConfig(**options)
+        config = EmbeddedServerConfig(**options, token=os.environ.get(TOKEN_VARIABLE) or None)
     except ValueError as error:
         logger.error("%s", error)
         return 2

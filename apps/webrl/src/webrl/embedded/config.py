@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["EmbeddedServerConfig"]
+from webrl.embedded.listener import is_loopback
+
+__all__ = ["TOKEN_VARIABLE", "EmbeddedServerConfig"]
+
+TOKEN_VARIABLE = "AWRL_SERVER_TOKEN"
+"""Environment variable with the token; an argument could be read by everyone on the machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +24,7 @@ class EmbeddedServerConfig:
     model_path: str
     """Local folder of an HF image-text checkpoint with its processor."""
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on; one that is not of loopback needs a token."""
     port: int = 30000
     """Port to listen on; taken before the model is loaded."""
     device: str = "cpu"
@@ -46,8 +51,15 @@ class EmbeddedServerConfig:
     """Torch's own timeout of broadcast groups: joining, and each broadcast."""
     seed: int = 0
     """Seed of the draws of requests that bring no seed of their own."""
+    token: str | None = field(default=None, repr=False)
+    """What every request must carry as `Authorization: Bearer`; `None` asks for nothing."""
 
     def __post_init__(self) -> None:
+        if not self.token and not is_loopback(self.host):
+            raise ValueError(
+                f"host must be of loopback when there is no token, got {self.host!r}. "
+                f"Listen on 127.0.0.1, or put a token into the variable {TOKEN_VARIABLE}."
+            )
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be in [0, 65535], got {self.port}. Use 0 for a free one.")
         for name in ("num_threads", "max_running_requests", "max_prefill_tokens", "max_body_bytes"):

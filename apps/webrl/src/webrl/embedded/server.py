@@ -14,7 +14,6 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable
 
 import msgspec
 from aiohttp import web
@@ -26,6 +25,7 @@ from webrl.embedded.generation_routes import generation_routes
 from webrl.embedded.runner import load_runner
 from webrl.embedded.scheduler import Scheduler, SchedulerConfig
 from webrl.embedded.state import STATE, ServerState
+from webrl.embedded.token import Handler, Middleware, token_check
 from webrl.embedded.weight_routes import weight_routes
 
 __all__ = ["build_app", "build_state", "serve"]
@@ -56,16 +56,17 @@ def build_state(config: EmbeddedServerConfig, loop: asyncio.AbstractEventLoop) -
 
 def build_app(state: ServerState) -> web.Application:
     """Return the HTTP application over `state`."""
-    app = web.Application(middlewares=[_errors], client_max_size=state.config.max_body_bytes)
+    middlewares: list[Middleware] = [_errors]
+    if state.config.token:
+        middlewares.insert(0, token_check(state.config.token))
+    app = web.Application(middlewares=middlewares, client_max_size=state.config.max_body_bytes)
     app[STATE] = state
     app.add_routes([*generation_routes(), *weight_routes()])
     return app
 
 
 @web.middleware
-async def _errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn our errors into SGLang's answers; the boundary of the HTTP side."""
     try:
         return await handler(request)

@@ -1,0 +1,33 @@
+"""Lets in who knows the token: what a server that listens beyond loopback must ask for.
+
+Invariant: a request without it is refused before its body is read, whatever the route.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from aiohttp import web
+
+__all__ = ["Handler", "Middleware", "token_check"]
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Middleware: TypeAlias = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
+
+
+def token_check(token: str) -> Middleware:
+    """Return what answers 401 to every request without `Authorization: Bearer TOKEN`."""
+    wanted = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, wanted):
+            return web.json_response(
+                {"error": {"message": "the token is wrong or missing"}}, status=401
+            )
+        return await handler(request)
+
+    return check
