@@ -113,6 +113,17 @@ def check_tasks(names: Sequence[str]) -> Check:
     return Check(name="tasks", is_ok=True, detail=", ".join(names))
 
 
+def check_judge(config: WebRLConfig) -> Check:
+    """Look for the key of the judge in the environment; its value is shown nowhere."""
+    name = config.judge.api_key_env
+    if config.judge.url is None or name is None:
+        return Check(name="judge", is_ok=True, detail="no key needed")
+    is_set = bool(os.environ.get(name, "").strip())
+    detail = f"{name} is {'set' if is_set else 'not set'}"
+    fix = "Export the key, here and wherever rollout workers start."
+    return Check(name="judge", is_ok=is_set, detail=detail, fix=fix)
+
+
 def check_fonts() -> Check:
     """Look for the font that the task pages are laid out with."""
     roots = [Path("/usr/share/fonts"), Path("~/.local/share/fonts").expanduser()]
@@ -219,6 +230,7 @@ def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
         check_browser(),
         check_miniwob(),
         check_tasks([task.name for task in config.tasks]),
+        check_judge(config),
     ]
     if config.inference.base_port:
         servers = config.allocation.role("rollout").dims.d + config.num_test_servers

@@ -78,7 +78,7 @@ def test_tasks_can_be_named_on_the_command_line() -> None:
     short = load_config("laptop", ["tasks=click-test, click-button"]).config
     assert [task.name for task in short.tasks] == ["click-test", "click-button"]
     full = load_config("laptop", ['tasks=[{name = "a", max_steps = 3}, "b"]']).config
-    assert [(task.name, task.max_steps) for task in full.tasks] == [("a", 3), ("b", 10)]
+    assert [(task.name, task.max_steps) for task in full.tasks] == [("a", 3), ("b", None)]
 
 
 @pytest.mark.parametrize(

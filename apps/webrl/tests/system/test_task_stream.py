@@ -1,13 +1,14 @@
 """The order of training groups: endless, shuffled by epoch, resumable."""
 
-from webrl.system.task_stream import HELD_OUT_SEEDS, TaskStream
+from webrl.system.task_stream import HELD_OUT_SEEDS, StreamTask, TaskStream
 from webrl.system.trajectory import EpisodeTask
 
 
 def make_stream(
     num_seeds: int = 5, tasks: tuple[str, ...] = ("a", "b"), seed: int = 3
 ) -> TaskStream:
-    return TaskStream(tasks, num_seeds=num_seeds, group_size=2, seed=seed)
+    named = [StreamTask(name=name) for name in tasks]
+    return TaskStream(named, num_seeds=num_seeds, group_size=2, seed=seed)
 
 
 def items(stream: TaskStream, count: int) -> list[tuple[str, int]]:
@@ -23,6 +24,29 @@ def test_every_epoch_visits_every_item_once_in_an_order_of_its_own_br_56() -> No
         sorted(first) == sorted(second) == [(t, HELD_OUT_SEEDS + s) for t in "ab" for s in range(5)]
     )
     assert first != second
+
+
+def test_a_task_whose_seed_changes_nothing_comes_once_an_epoch_and_keeps_its_label() -> None:
+    tasks = [
+        StreamTask(name="a"),
+        StreamTask(name="b", is_seeded=False, label="hard"),
+        StreamTask(name="c", is_seeded=False, label="easy"),
+    ]
+    stream = TaskStream(tasks, num_seeds=3, group_size=2, seed=0)
+    groups = [stream.next_group() for _ in range(stream.epoch_length)]
+    seen = {
+        (group[0].payload.task, group[0].payload.seed - HELD_OUT_SEEDS, group[0].label)
+        for group in groups
+        if isinstance(group[0].payload, EpisodeTask)
+    }
+    assert len(groups) == 5
+    assert seen == {
+        ("a", 0, None),
+        ("a", 1, None),
+        ("a", 2, None),
+        ("b", 0, "hard"),
+        ("c", 0, "easy"),
+    }
 
 
 def test_the_stream_never_ends_br_17() -> None:

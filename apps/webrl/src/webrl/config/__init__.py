@@ -10,6 +10,7 @@ from webrl.config.combinations import (
 )
 from webrl.config.dump import to_toml
 from webrl.config.environment import EnvConfig, PolicyConfig, PolicyInitSection, TaskEntry
+from webrl.config.judge import JudgeSection
 from webrl.config.load import LoadedConfig, load_config, packaged_configs, resolve_run_dir
 from webrl.config.published import (
     PROXIMAL_CHOICES,
@@ -44,6 +45,7 @@ __all__ = [
     "EnvConfig",
     "GenerationConfig",
     "InferenceConfig",
+    "JudgeSection",
     "LoadedConfig",
     "LoggingConfig",
     "OptimizerConfig",

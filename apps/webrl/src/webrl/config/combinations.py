@@ -139,11 +139,36 @@ def _task_problems(config: WebRLConfig) -> list[Problem]:
     if not names:
         message = "must name at least one task, got none. List them with: webrl tasks."
         return [Problem(key="tasks", message=message)]
+    problems: list[Problem] = []
+
+    def note(key: str, message: str) -> None:
+        problems.append(Problem(key=key, message=message))
+
     twice = sorted({name for name in names if names.count(name) > 1})
-    if not twice:
+    if twice:
+        note("tasks", f"must name each task once, got {twice[0]!r} twice. Use `weight` instead.")
+    if all(task.split == "test" for task in config.tasks):
+        note("tasks", "must hold one to train on, got only split = 'test'. Add a task.")
+    if config.test_rollout.enabled and all(task.split == "train" for task in config.tasks):
+        note("tasks", "must hold one for the test rollout, got only split = 'train'. Add a task.")
+    return problems + _judge_problems(config)
+
+
+def _judge_problems(config: WebRLConfig) -> list[Problem]:
+    """Tasks with a rubric have a judge, whose time is part of the episode's."""
+    judged = [task.name for task in config.tasks if task.is_judged]
+    if not judged:
         return []
-    message = f"must name each task once, got {twice[0]!r} twice. Use `weight` to draw it more."
-    return [Problem(key="tasks", message=message)]
+    if config.judge.url is None:
+        message = f"must be set for {judged[0]!r}, got nothing. Give the address of a judge."
+        return [Problem(key="judge.url", message=message)]
+    if config.judge.deadline_s < config.env.episode_timeout_s:
+        return []
+    message = (
+        f"must be < env.episode_timeout_s ({config.env.episode_timeout_s:g}), got "
+        f"{config.judge.deadline_s:g}: the verdict is part of the episode. Lower it."
+    )
+    return [Problem(key="judge.deadline_s", message=message)]
 
 
 def _room_problems(config: WebRLConfig) -> list[Problem]:
@@ -153,7 +178,7 @@ def _room_problems(config: WebRLConfig) -> list[Problem]:
     store = config.pixelstore
     room = store.max_bytes + (store.max_disk_bytes if store.disk_dir is not None else 0)
     # A start page and one screenshot after each action.
-    pictures = max(task.max_steps for task in config.tasks) + 1
+    pictures = max(task.most_steps for task in config.tasks) + 1
     needed = config.capacity * pictures * estimate_screenshot_bytes(config.env)
     if needed <= room:
         return []
@@ -223,6 +248,8 @@ def _effect_warnings(config: WebRLConfig) -> list[str]:
             f"allocation_mode = {config.allocation_mode!r}: servers and trainer share devices and "
             "slow each other; weights are published over gloo. Meant for development."
         )
+    if config.judge.url is not None and not any(task.is_judged for task in config.tasks):
+        warnings.append("judge has no effect: no task has a rubric (webgym:PATH).")
     if config.policy.path is not None and config.policy.init != PolicyInitSection():
         warnings.append("policy.init has no effect: policy.path is set.")
     if (

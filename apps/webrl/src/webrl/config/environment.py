@@ -9,15 +9,22 @@ from webrl.config.rules import Rules
 
 __all__ = ["EnvConfig", "PolicyConfig", "PolicyInitSection", "TaskEntry"]
 
+LONGEST_EPISODE = 30
+"""Most actions of a task that sets its own limit; a file's task with a higher one should be given
+`max_steps`, so that the pixel store is sized for it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskEntry:
     """One task, or one file of tasks, to train and evaluate on."""
 
     name: str
-    """A name that `webrl tasks` lists, such as `miniwob/click-test-2`."""
-    max_steps: int = 10
-    """Actions of one episode before it ends as a failure."""
+    """A name that `webrl tasks` lists, such as `miniwob/click-test-2`; or a file of tasks:
+    `tasks:PATH` for those of one's own, `webgym:PATH` for WebGym's format, which needs a judge."""
+    split: Literal["both", "train", "test"] = "both"
+    """What the tasks are for: training, the test rollout and `webrl eval`, or both."""
+    max_steps: int | None = None
+    """Actions of one episode before it ends as a failure; each task's own limit when unset."""
     test_max_steps: int | None = None
     """The same for the test rollout; `max_steps` when unset."""
     weight: float = 1.0
@@ -31,10 +38,21 @@ class TaskEntry:
         """
         rules = Rules()
         rules.not_blank("name", self.name, "List the names with: webrl tasks.")
+        rules.one_of("split", self.split, ("both", "train", "test"))
         rules.at_least("max_steps", self.max_steps, 1, "An episode needs one action.")
         rules.at_least("test_max_steps", self.test_max_steps, 1, "Leave it out for max_steps.")
         rules.above("weight", self.weight, 0, "Remove the task to never draw it.")
         rules.finish()
+
+    @property
+    def is_judged(self) -> bool:
+        """Return whether a judge decides about the episodes."""
+        return self.name.startswith("webgym:")
+
+    @property
+    def most_steps(self) -> int:
+        """Return an upper bound of a training episode's actions."""
+        return self.max_steps or LONGEST_EPISODE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +67,9 @@ class EnvConfig:
     """Width of page and screenshot in CSS pixels; each task's own when unset."""
     viewport_height: int | None = None
     """Height of page and screenshot in CSS pixels; each task's own when unset."""
+    action_mode: Literal["coordinates", "set_of_marks"] = "coordinates"
+    """How the policy says where: by a point of a grid, or by the number that the screenshot shows
+    beside an element. Decides screenshots, prompt and grammar."""
     screenshot_format: Literal["png", "jpeg"] = "jpeg"
     """What the policy sees and the pixel store holds: `png` for small flat pages."""
     jpeg_quality: int = 80
@@ -89,6 +110,7 @@ class EnvConfig:
             self.viewport_width,
             "Give both.",
         )
+        rules.one_of("action_mode", self.action_mode, ("coordinates", "set_of_marks"))
         rules.one_of("screenshot_format", self.screenshot_format, ("png", "jpeg"))
         rules.within("jpeg_quality", self.jpeg_quality, 1, 100, "Typical value: 80.")
         if self.reset is not None:

@@ -9,6 +9,7 @@ from webrl.allocation import Allocation, parse_allocation
 from webrl.config.actor import ActorConfig
 from webrl.config.combinations import combination_problems
 from webrl.config.environment import EnvConfig, PolicyConfig, TaskEntry
+from webrl.config.judge import JudgeSection
 from webrl.config.rollout import GenerationConfig, RolloutConfig, TestRolloutConfig
 from webrl.config.rules import Rules
 from webrl.config.services import (
@@ -51,6 +52,8 @@ class WebRLConfig:
     """Where the policy comes from."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """Rollout workers and their browsers."""
+    judge: JudgeSection = field(default_factory=JudgeSection)
+    """Who judges the episodes of tasks with a rubric."""
     gconfig: GenerationConfig = field(default_factory=GenerationConfig)
     """How actions are sampled."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

@@ -15,14 +15,16 @@ from awrl_staleness import StalenessConfig
 from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig
 
 from webrl.browser import BrowserConfig, Deadlines
-from webrl.config import WebRLConfig
+from webrl.config import TaskEntry, WebRLConfig
+from webrl.judge import JudgeConfig
 from webrl.policy import PolicyProcessor
 from webrl.system.inference import ServerSpec
 from webrl.system.placement import RoleSpec
 from webrl.system.rollout_worker import WorkerSpec
+from webrl.system.task_stream import StreamTask
 from webrl.system.update_engine import EngineSpec
-from webrl.system.workflow import WorkflowConfig
-from webrl.tasks import Task, Viewport, load_task
+from webrl.system.workflow_config import WorkflowConfig
+from webrl.tasks import Task, Viewport, load_tasks
 
 ROLLOUT = "rollout"
 ACTOR = "actor"
@@ -96,35 +98,62 @@ def controller_config(config: WebRLConfig) -> ControllerConfig:
 
 def train_tasks(config: WebRLConfig) -> tuple[Task, ...]:
     """Return the tasks with the limits of training episodes."""
-    return tuple(_task(config, entry.name, entry.max_steps) for entry in config.tasks)
+    return tuple(
+        task
+        for entry in config.tasks
+        if entry.split != "test"
+        for task in _tasks(config, entry, entry.max_steps)
+    )
 
 
 def test_tasks(config: WebRLConfig) -> tuple[Task, ...]:
     """Return the tasks with the limits of evaluation episodes."""
     return tuple(
-        _task(config, entry.name, entry.test_max_steps or entry.max_steps) for entry in config.tasks
+        task
+        for entry in config.tasks
+        if entry.split != "train"
+        for task in _tasks(config, entry, entry.test_max_steps or entry.max_steps)
     )
 
 
-def _task(config: WebRLConfig, name: str, max_steps: int) -> Task:
-    task = load_task(name)
-    changes: dict[str, object] = {"max_steps": max_steps}
+def _tasks(config: WebRLConfig, entry: TaskEntry, max_steps: int | None) -> list[Task]:
+    changes: dict[str, object] = {} if max_steps is None else {"max_steps": max_steps}
     width, height = config.env.viewport_width, config.env.viewport_height
     if width is not None and height is not None:
         changes["viewport"] = Viewport(width, height)
     if config.env.reset is not None:
         changes["reset"] = config.env.reset
-    return msgspec.structs.replace(task, **changes)
+    return [msgspec.structs.replace(task, **changes) for task in load_tasks([entry.name])]
 
 
-def task_draw(config: WebRLConfig) -> list[str]:
-    """Return task names repeated by weight, the lightest once."""
-    lightest = min(entry.weight for entry in config.tasks)
+def task_draw(config: WebRLConfig) -> list[StreamTask]:
+    """Return the training tasks repeated by weight, the lightest once."""
+    entries = [entry for entry in config.tasks if entry.split != "test"]
+    lightest = min(entry.weight for entry in entries)
     return [
-        load_task(entry.name).full_name
-        for entry in config.tasks
+        StreamTask(name=task.full_name, is_seeded=task.is_seeded, label=task.difficulty)
+        for entry in entries
+        for task in load_tasks([entry.name])
         for _ in range(max(1, round(entry.weight / lightest)))
     ]
+
+
+def judge_config(config: WebRLConfig) -> JudgeConfig | None:
+    """Return who judges, or None when there is no judge."""
+    section = config.judge
+    if section.url is None or section.model is None:
+        return None
+    return JudgeConfig(
+        url=section.url,
+        model=section.model,
+        api_key_env=section.api_key_env,
+        deadline_s=section.deadline_s,
+        request_timeout_s=section.request_timeout_s,
+        max_retries=section.max_retries,
+        max_concurrent=section.max_concurrent,
+        max_screenshots=section.max_screenshots,
+        max_answer_tokens=section.max_answer_tokens,
+    )
 
 
 def worker_spec(
@@ -152,6 +181,7 @@ def worker_spec(
         tasks=tasks,
         browser=BrowserConfig(
             num_slots=num_slots,
+            is_marked=env.action_mode == "set_of_marks",
             screenshot_format=env.screenshot_format,
             jpeg_quality=env.jpeg_quality,
             recycle_browser_every=env.recycle_after_episodes,
@@ -167,9 +197,11 @@ def worker_spec(
             max_new_tokens=config.gconfig.max_new_tokens,
             history_window=env.history_window,
             media_type=MEDIA_TYPES[env.screenshot_format],
+            action_mode=env.action_mode,
             page_latency_s=env.page_latency_s,
             page_latency_cv=env.page_latency_cv,
         ),
+        judge=judge_config(config),
         episode_timeout_s=env.episode_timeout_s,
         max_attempts=config.rollout.max_attempts,
         is_synchronous=is_synchronous,

@@ -33,10 +33,12 @@ from awrl_rollout import (
 )
 
 from webrl.browser import BrowserConfig, BrowserPool
+from webrl.judge import Judge, JudgeConfig
 from webrl.policy import PolicyProcessor
 from webrl.system.routing import ServerRouter, make_generator
 from webrl.system.task_scope import task_scope
-from webrl.system.workflow import WebTaskWorkflow, WorkflowConfig
+from webrl.system.workflow import WebTaskWorkflow
+from webrl.system.workflow_config import WorkflowConfig
 from webrl.tasks import Task
 
 RETRY_DELAY_S = 0.2
@@ -65,6 +67,8 @@ class WorkerSpec:
     """How browsers are run; its ``num_slots`` is the worker's."""
     workflow: WorkflowConfig
     """How the policy is asked."""
+    judge: JudgeConfig | None
+    """Who judges the episodes of tasks with a rubric; None when there are none."""
     episode_timeout_s: float
     """Deadline of one run of an episode, in seconds."""
     max_attempts: int
@@ -114,8 +118,12 @@ class RolloutWorker:
 
         Raises:
             BrowserError: No browser could be started.
+            JudgeError: The environment lacks the judge's key.
         """
         spec = self._spec
+        judge = None
+        if spec.judge is not None:
+            judge = await self._stack.enter_async_context(Judge(spec.judge))
         pool = await self._stack.enter_async_context(BrowserPool(spec.browser))
         notifier = None
         if self._callback is not None:
@@ -133,6 +141,7 @@ class RolloutWorker:
             pixels=self._pixels,
             processor=PolicyProcessor.from_pretrained(spec.policy_path),
             config=spec.workflow,
+            judge=judge,
         )
         self._stack.push_async_callback(workflow.aclose)
         retry = RetryPolicy(max_retries=spec.max_attempts - 1, base_delay_s=RETRY_DELAY_S)

@@ -3,12 +3,16 @@
 Invariants:
     * group ``i`` is a pure function of the configuration and ``i``: a resumed run sees the same
       order as an uninterrupted one, and each epoch has an order of its own (every item once);
-    * training seeds and held-out seeds never meet;
+    * training seeds and held-out seeds never meet; a task whose seed changes nothing comes once an
+      epoch;
     * a group that was admitted and not consumed before a save is handed out again after a resume.
 """
 
 from __future__ import annotations
 
+import bisect
+import hashlib
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -19,6 +23,17 @@ from webrl.system.trajectory import EpisodeTask
 
 HELD_OUT_SEEDS = 100_000
 """Page seeds below this number are for evaluation; training seeds start here."""
+
+
+class StreamTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One task of the data set."""
+
+    name: str
+    """Full task name."""
+    is_seeded: bool = True
+    """Whether the seed chooses among instances; else one seed stands for all."""
+    label: str | None = None
+    """Under which label its wasted episodes count."""
 
 
 class TaskStreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,17 +50,21 @@ class TaskStreamState(msgspec.Struct, frozen=True, kw_only=True):
 class TaskStream:
     """Hands out groups of sibling episode requests for ever."""
 
-    def __init__(self, tasks: Sequence[str], *, num_seeds: int, group_size: int, seed: int) -> None:
+    def __init__(
+        self, tasks: Sequence[StreamTask], *, num_seeds: int, group_size: int, seed: int
+    ) -> None:
         """Describe the data set: every task with every training seed.
 
         Args:
-            tasks: Task names; a name given twice is drawn twice as often.
-            num_seeds: Training seeds per task.
+            tasks: The tasks; one given twice is drawn twice as often.
+            num_seeds: Training seeds of each seeded task.
             group_size: Sibling episodes per group.
             seed: Seed of the epoch orders.
         """
         self._tasks = tuple(tasks)
         self._num_seeds = num_seeds
+        counts = [num_seeds if task.is_seeded else 1 for task in self._tasks]
+        self._ends = list(itertools.accumulate(counts))
         self._group_size = group_size
         self._seed = seed
         self._next_index = 0
@@ -56,12 +75,14 @@ class TaskStream:
     @property
     def epoch_length(self) -> int:
         """Return the number of groups in one epoch."""
-        return len(self._tasks) * self._num_seeds
+        return self._ends[-1]
 
     @property
     def fingerprint(self) -> str:
         """Return the identity of the data set and its order."""
-        return f"{','.join(self._tasks)}|{self._num_seeds}|{self._seed}"
+        names = ",".join(f"{task.name}:{task.is_seeded}" for task in self._tasks)
+        digest = hashlib.sha256(names.encode()).hexdigest()
+        return f"{digest}|{self._num_seeds}|{self._seed}"
 
     def next_group(self) -> list[EpisodeRequest]:
         """Return the requests of the next group; its index is the group id."""
@@ -76,14 +97,17 @@ class TaskStream:
     def group(self, index: int) -> list[EpisodeRequest]:
         """Return the requests of group ``index``."""
         epoch, position = divmod(index, self.epoch_length)
-        task_index, seed_index = divmod(self._epoch_order(epoch)[position], self._num_seeds)
-        payload = EpisodeTask(task=self._tasks[task_index], seed=HELD_OUT_SEEDS + seed_index)
+        item = self._epoch_order(epoch)[position]
+        task_index = bisect.bisect_right(self._ends, item)
+        task, first = self._tasks[task_index], self._ends[task_index - 1] if task_index else 0
+        payload = EpisodeTask(task=task.name, seed=HELD_OUT_SEEDS + item - first)
         return [
             EpisodeRequest(
                 episode_id=f"{index}/{member}",
                 group_id=str(index),
                 member=member,
                 payload=payload,
+                label=task.label,
             )
             for member in range(self._group_size)
         ]

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from webrl.judge import Verdict
+
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     """A screenshot by reference."""
@@ -68,6 +70,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """In order; never empty."""
     reset_s: float
     """Seconds of the page reset."""
+    verdict: Verdict | None = None
+    """What the judge found, for tasks with a rubric."""
 
     @property
     def oldest_version(self) -> int:

@@ -4,7 +4,8 @@ Invariants:
     * a screenshot is in the PixelStore, leased to its episode, before the trajectory names it;
     * an episode that ends without a trajectory releases its lease;
     * an unparsable action is an invalid step, never an invented click;
-    * whatever the infrastructure does is raised as a typed fault and never becomes a reward.
+    * an episode of a task with a rubric is worth what the judge says: without a verdict it is a
+      fault, and so is one whose site shut the agent out.
 """
 
 from __future__ import annotations
@@ -17,35 +18,23 @@ from typing import Protocol
 from awrl_pixelstore import PixelStoreClient, PixelStoreError
 from awrl_rollout import (
     EpisodeContext,
-    EpisodeFaultError,
     EpisodeRequest,
     EpisodeResult,
-    FaultKind,
     GenerateRequest,
     GenerateResult,
-    ServerRefusedError,
-    ServerUnavailableError,
 )
 
-from webrl.actions import InvalidAction, parse_action
-from webrl.browser import BrowserFault, BrowserPool, BrowserSession, Observation, StepOutcome
+from webrl.actions import Answer, InvalidAction, parse_action
+from webrl.browser import BrowserPool, BrowserSession, Observation, StepOutcome
+from webrl.judge import Judge
 from webrl.policy import PolicyProcessor
+from webrl.system.episode_faults import typed_faults
+from webrl.system.judging import judge_episode
 from webrl.system.latency import page_latency_s
 from webrl.system.task_scope import task_scope
 from webrl.system.trajectory import EpisodeTask, ImageRef, Step, Trajectory
+from webrl.system.workflow_config import WorkflowConfig
 from webrl.tasks import Task
-
-BROWSER_FAULTS: Mapping[str, FaultKind] = {
-    "browser_lost": FaultKind.BROWSER_LOST,
-    "driver_lost": FaultKind.BROWSER_LOST,
-    "page_crashed": FaultKind.BROWSER_LOST,
-    "navigation_error": FaultKind.NAVIGATION_ERROR,
-    "timeout": FaultKind.TIMEOUT,
-    "dialog_storm": FaultKind.NAVIGATION_ERROR,
-    "page_error": FaultKind.NAVIGATION_ERROR,
-    "blocked": FaultKind.SITE_BLOCKED,
-}
-"""The browser layer's kinds of fault as the rollout package counts them."""
 
 
 class Generator(Protocol):
@@ -58,26 +47,6 @@ class Generator(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkflowConfig:
-    """How the policy is asked."""
-
-    temperature: float = 1.0
-    """Sampling temperature of training episodes."""
-    top_p: float = 1.0
-    """Nucleus mass."""
-    max_new_tokens: int = 64
-    """Most tokens of one action."""
-    history_window: int = 1
-    """Screenshots in one prompt, the newest last."""
-    media_type: str = "image/png"
-    """Media type of the screenshots."""
-    page_latency_s: float = 0.0
-    """Mean of an artificial wait before each action, in seconds."""
-    page_latency_cv: float = 1.0
-    """Coefficient of variation of that wait."""
-
-
 @dataclass(kw_only=True, slots=True)
 class _Episode:
     """What one running episode has seen and done so far."""
@@ -88,6 +57,7 @@ class _Episode:
     context: EpisodeContext
     session: BrowserSession
     goal: str
+    answer: str | None = None
     steps: list[Step] = field(default_factory=list[Step])
     images: list[tuple[ImageRef, str]] = field(default_factory=list[tuple[ImageRef, str]])
 
@@ -104,6 +74,7 @@ class WebTaskWorkflow:
         pixels: PixelStoreClient | None,
         processor: PolicyProcessor,
         config: WorkflowConfig,
+        judge: Judge | None = None,
     ) -> None:
         """Bind the workflow to what it uses; nothing is owned.
 
@@ -114,7 +85,9 @@ class WebTaskWorkflow:
             pixels: Where screenshots go; None (evaluation) keeps none and leaves keys empty.
             processor: Builds prompts and decodes actions.
             config: How the policy is asked.
+            judge: Judges the episodes of tasks with a rubric; they need one.
         """
+        self._judge = judge
         self._pool = pool
         self._tasks = tasks
         self._generator = generator
@@ -124,10 +97,14 @@ class WebTaskWorkflow:
         self._sessions: dict[int, BrowserSession] = {}
 
     async def open_session(self, slot: int) -> None:
-        """Open the session of a slot on its first page, before any episode asks for it."""
-        task = next(iter(self._tasks.values()))
+        """Open the session of a slot, on a page of the task server where a task lives there.
+
+        Sites of others are visited by episodes only, where one that is down is a fault.
+        """
         session = await self._session(slot)
-        await session.reset(task, 0)
+        task = next((task for task in self._tasks.values() if task.is_local), None)
+        if task is not None:
+            await session.reset(task, 0)
 
     async def close_session(self, slot: int) -> None:
         """Close the session of a slot; harmless when it has none."""
@@ -157,19 +134,9 @@ class WebTaskWorkflow:
         if not isinstance(payload, EpisodeTask):
             raise TypeError(f"payload must be an EpisodeTask, got {type(payload).__name__}.")
         try:
-            trajectory = await self._run(request.episode_id, payload, context)
+            with typed_faults():
+                trajectory = await self._run(request.episode_id, payload, context)
             is_done = True
-        except BrowserFault as fault:
-            raise EpisodeFaultError(
-                BROWSER_FAULTS[fault.kind], str(fault), boundary="browser"
-            ) from fault
-        except (ServerRefusedError, ServerUnavailableError) as error:
-            raise EpisodeFaultError(
-                FaultKind.GENERATION_ERROR, str(error), boundary="generation"
-            ) from error
-        except PixelStoreError as error:
-            kind = FaultKind.WORKFLOW_ERROR
-            raise EpisodeFaultError(kind, str(error), boundary="pixelstore") from error
         finally:
             if not is_done:
                 await self._release(request.episode_id)
@@ -204,8 +171,20 @@ class WebTaskWorkflow:
             if outcome.is_done or outcome.observation is None:
                 break
             observation = outcome.observation
-        reward = (outcome.reward if outcome else None) or 0.0
-        raw_reward = (outcome.raw_reward if outcome else None) or 0.0
+        assert outcome is not None  # a task has at least one step
+        reward, raw_reward, verdict = outcome.reward or 0.0, outcome.raw_reward or 0.0, None
+        if task.rubric is not None:
+            context.enter("judge", site=task.full_name)
+            verdict = await judge_episode(
+                self._judge,
+                task,
+                task.rubric,
+                goal=episode.goal,
+                steps=episode.steps,
+                answer=episode.answer,
+                screenshots=[uri for _, uri in episode.images],
+            )
+            reward, raw_reward = float(verdict.is_success), verdict.score
         return Trajectory(
             task=payload.task,
             seed=payload.seed,
@@ -215,6 +194,7 @@ class WebTaskWorkflow:
             raw_reward=raw_reward,
             steps=episode.steps,
             reset_s=reset_s,
+            verdict=verdict,
         )
 
     async def _step(self, episode: _Episode, observation: Observation) -> StepOutcome:
@@ -222,11 +202,11 @@ class WebTaskWorkflow:
         clock = episode.context.clock
         window = self._config.history_window
         data_uri = self._data_uri(observation.screenshot)
-        uris = [uri for _, uri in episode.images][-(window - 1) :] if window > 1 else []
-        uris.append(data_uri)
-        prompt_ids = self._processor.build_prompt(
-            episode.goal, [step.action for step in episode.steps], len(uris)
-        )
+        shown = episode.images[-(window - 1) :] if window > 1 else []
+        uris = [*(uri for _, uri in shown), data_uri]
+        previous = [step.action for step in episode.steps]
+        elements = self._elements(observation)
+        prompt_ids = self._processor.build_prompt(episode.goal, previous, len(uris), elements)
         started_s = clock.time()
         episode.context.enter("generate", site=episode.task.full_name)
         async with task_scope() as group:
@@ -236,9 +216,8 @@ class WebTaskWorkflow:
         answer = asked.result()
         generated_s = clock.time()
         image = ImageRef(key=put.result(), height=observation.height, width=observation.width)
-        refs = [ref for ref, _ in episode.images][-(window - 1) :] if window > 1 else []
         text = self._processor.decode(answer.output_ids)
-        action = parse_action(text)
+        action = parse_action(text, self._config.action_mode)
         episode.context.enter("act", site=episode.task.full_name)
         if self._config.page_latency_s > 0:
             wait_s = page_latency_s(
@@ -249,6 +228,7 @@ class WebTaskWorkflow:
             )
             await clock.sleep(wait_s)
         outcome = await episode.session.step(action)
+        episode.answer = action.text if isinstance(action, Answer) else None
         episode.images.append((image, data_uri))
         episode.steps.append(
             Step(
@@ -256,7 +236,7 @@ class WebTaskWorkflow:
                 output_ids=list(answer.output_ids),
                 behavior_logprobs=list(answer.logprobs),
                 versions=list(answer.versions),
-                images=[*refs, image],
+                images=[*(ref for ref, _ in shown), image],
                 action=text,
                 is_valid=not isinstance(action, InvalidAction),
                 events=[str(event) for event in outcome.events],
@@ -265,6 +245,12 @@ class WebTaskWorkflow:
             )
         )
         return outcome
+
+    def _elements(self, observation: Observation) -> list[str] | None:
+        """Return the numbered elements of the page, where they are numbered."""
+        if self._config.action_mode == "coordinates":
+            return None
+        return [f"{mark.number} {mark.text}" for mark in observation.marks]
 
     async def _ask(
         self, episode: _Episode, prompt_ids: list[int], uris: list[str]

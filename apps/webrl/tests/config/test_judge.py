@@ -1,0 +1,77 @@
+"""Section `judge`: an address, no secret, and a verdict that fits into the episode."""
+
+from __future__ import annotations
+
+import pytest
+from webrl.config import config_warnings, load_config, to_toml
+from webrl.errors import ConfigError
+from webrl.system.mapping import judge_config
+
+JUDGED = (
+    "tasks=[{name='webgym:x.jsonl'}]",
+    "judge.url=http://127.0.0.1:8000/v1",
+    "judge.model=m",
+    "judge.deadline_s=30",
+)
+
+
+def test_every_key_reaches_the_judge() -> None:
+    config = load_config("laptop", [*JUDGED, "judge.deadline_s=7", "judge.max_retries=1"]).config
+    judge = judge_config(config)
+    assert judge is not None
+    assert (judge.url, judge.model) == ("http://127.0.0.1:8000/v1", "m")
+    assert (judge.api_key_env, judge.deadline_s, judge.max_retries) == (None, 7.0, 1)
+    assert judge_config(load_config("laptop").config) is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("judge.model=none", "judge.model must be set together with judge.url, got None."),
+        ("judge.url=none", "judge.url must be set for 'webgym:x.jsonl', got nothing."),
+        ("judge.url=localhost:1", "judge.url must be an address with http:// or https://"),
+        ("judge.url=https://api.example/v1?key=abc", "without user, password or query"),
+        ("judge.url=https://me:abc@api.example", "without user, password or query"),
+        ("judge.deadline_s=9999", "judge.deadline_s must be < env.episode_timeout_s (60), got"),
+        ("judge.max_retries=-1", "judge.max_retries must be >= 0, got -1."),
+        ("judge.api_key_env=sk-abc", "must be the name of an environment variable, got '6 other"),
+    ],
+)
+def test_what_can_not_work_is_one_message_without_a_secret(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("laptop", [*JUDGED, override])
+    assert message in str(caught.value)
+    assert "abc" not in str(caught.value)
+
+
+def test_a_key_is_not_sent_in_the_clear_to_another_machine() -> None:
+    overrides = [*JUDGED, "judge.api_key_env=JUDGE_KEY"]
+    assert load_config("laptop", overrides).config.judge.api_key_env == "JUDGE_KEY"
+    with pytest.raises(ConfigError, match="https:// where a key is sent to another machine"):
+        load_config("laptop", [*overrides, "judge.url=http://api.example/v1"])
+
+
+def test_a_dump_names_the_variable_and_never_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-0123456789")
+    text = to_toml(load_config("laptop", [*JUDGED, "judge.api_key_env=JUDGE_KEY"]).config)
+    assert 'api_key_env = "JUDGE_KEY"' in text
+    assert "sk-0123456789" not in text
+
+
+def test_a_judge_without_work_is_warned_about() -> None:
+    config = load_config("laptop", JUDGED[1:]).config
+    assert "judge has no effect: no task has a rubric (webgym:PATH)." in config_warnings(config)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ("[{name='a', split='test'}]", "tasks must hold one to train on"),
+        ("[{name='a', split='train'}]", "tasks must hold one for the test rollout"),
+        ("[{name='a', split='all'}]", "split must be one of 'both', 'train', 'test'"),
+    ],
+)
+def test_both_uses_have_tasks(tasks: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("laptop", [f"tasks={tasks}", "test_rollout.enabled=true"])
+    assert message in str(caught.value)
