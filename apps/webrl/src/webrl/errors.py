@@ -10,6 +10,7 @@
     |- BrowserError      (RuntimeError)  the browser layer itself failed (not one page)
     |- ServerStartError  (RuntimeError)  an inference server did not come up
     |- EngineCallError   (RuntimeError)  a call to a worker failed or missed its deadline
+    |  `- WorkerLostError               its process is gone
     `- RunFailedError    (RuntimeError)  a run that started and had to stop
 
 None of them is raised for a failed episode: that is data, recorded once with its typed fault.
@@ -33,6 +34,7 @@ __all__ = [
     "ServerStartError",
     "TaskError",
     "WebRLError",
+    "WorkerLostError",
 ]
 
 
@@ -118,6 +120,10 @@ class ServerStartError(WebRLError, RuntimeError):
 
 class EngineCallError(WebRLError, RuntimeError):
     """A call to a worker raised there, or did not answer within its deadline."""
+
+
+class WorkerLostError(EngineCallError):
+    """The worker's process is gone. Not raised for a call that failed in a living worker."""
 
 
 class RunFailedError(WebRLError, RuntimeError):

@@ -1,7 +1,9 @@
 """The whole system on real parts: Chromium, Ray, the embedded server, FSDP, gloo."""
 
+import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +78,7 @@ def test_a_synchronous_run_takes_turns_on_shared_devices(
     assert all(step["off_policyness/max"] == 0 for step in steps)
 
 
-def test_killed_browsers_and_workers_cost_their_episodes_and_an_interrupt_leaves_no_process(
+def test_whatever_is_killed_the_run_goes_on_and_an_interrupt_leaves_no_process(
     policy: Path, runs: Any, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -85,45 +87,96 @@ def test_killed_browsers_and_workers_cost_their_episodes_and_an_interrupt_leaves
         "laptop",
         f"run_dir={run_dir}",
         f"policy.path={policy}",
+        "allocation_mode=embedded[rollout]:d2+fsdp[actor]:d1",
+        "cluster.n_inference_servers=2",
         "total_steps=100000",
-        "test_rollout.enabled=false",
+        "test_rollout.num_seeds=4",
         *runs.small,
     )
+    blows: list[Callable[[list[psutil.Process]], list[psutil.Process]]] = [
+        _browsers,
+        _named("ray::RolloutWorker"),  # the training one and the evaluating one
+        _rollout_server,
+        _named("ray::ShardActor"),
+        _named("ray::UpdateEngine"),
+    ]
+    text = _strike(runs, process, blows)
+    assert "worker-0 died; restart 1 of" in text
+    assert "server rollout/0 is lost; restart 1 of" in text
+    assert "actor/0 is gone" in text
+    assert "resumed at version" in text
 
-    def kill(is_victim: Callable[[psutil.Process], bool]) -> None:
-        victims = [child for child in runs.descendants(process.pid) if is_victim(child)]
+    below = runs.descendants(process.pid)
+    process.kill()
+    process.wait(timeout=10)
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert not alive, [child.cmdline() for child in alive]
+
+    process = runs.start("--resume", str(run_dir))
+    text = _strike(runs, process, [])
+    assert "resumed at version" in text
+    below = runs.descendants(process.pid)
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert not alive, [child.cmdline() for child in alive]
+
+    lines = (run_dir / "batches.jsonl").read_text().splitlines()
+    batches = [json.loads(line) for line in lines]
+    trained = [episode for batch in batches for episode in batch["off_policyness"]]
+    assert len(trained) == len(set(trained)), "an episode was trained on twice"
+    assert max(max(batch["off_policyness"].values()) for batch in batches) <= 1
+    steps = [step["step"] for step in runs.lines(run_dir)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert [batch["step"] for batch in batches][: len(steps)] == steps
+
+
+def _strike(
+    runs: Any,
+    process: subprocess.Popen[str],
+    blows: list[Callable[[list[psutil.Process]], list[psutil.Process]]],
+) -> str:
+    """Kill one kind of process after the other, three trained versions apart.
+
+    Returns:
+        What the run printed until three versions after the last blow.
+    """
+    assert process.stdout is not None
+    seen: list[str] = []
+    versions_to_go = 3
+    for line in process.stdout:
+        seen.append(line)
+        versions_to_go -= " version " in line and "success" in line
+        if versions_to_go > 0:
+            continue
+        if not blows:
+            return "".join(seen)
+        victims = blows.pop(0)(runs.descendants(process.pid))
         assert victims
         for victim in victims:
             victim.kill()
-
-    assert process.stdout is not None
-    seen: list[str] = []
-    blows = [_is_browser, _is_worker]
-    next_blow = 2
-    below: list[psutil.Process] = []
-    for line in process.stdout:
-        seen.append(line)
-        version = int(line.split(" version ")[1].split()[0]) if " version " in line else 0
-        if version < next_blow:
-            continue
-        if not blows:
-            below = runs.descendants(process.pid)
-            os.kill(process.pid, signal.SIGINT)
-            break
-        kill(blows.pop(0))
-        next_blow = version + 3
-    assert below, "".join(seen)
-    process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert any("restart 1 of" in line for line in seen), "".join(seen)
-    _, alive = psutil.wait_procs(below, timeout=10)
-    assert not alive, [child.cmdline() for child in alive]
-    assert latest_complete_checkpoint(run_dir / "checkpoints" / "trainer") is not None
+        versions_to_go = 3
+    raise AssertionError(f"the run ended:\n{''.join(seen)}")
 
 
-def _is_browser(child: psutil.Process) -> bool:
-    return "chromium" in child.name() and "--type=" not in " ".join(child.cmdline())
+def _browsers(children: list[psutil.Process]) -> list[psutil.Process]:
+    return [
+        child
+        for child in children
+        if "chromium" in child.name() and "--type=" not in " ".join(child.cmdline())
+    ]
 
 
-def _is_worker(child: psutil.Process) -> bool:
-    return "ray::RolloutWorker" in " ".join(child.cmdline())
+def _named(part: str) -> Callable[[list[psutil.Process]], list[psutil.Process]]:
+    return lambda children: [child for child in children if part in " ".join(child.cmdline())]
+
+
+def _rollout_server(children: list[psutil.Process]) -> list[psutil.Process]:
+    """Return the first server of the rollout role, which is the one that writes its log."""
+    servers = [child for child in children if "webrl.embedded" in child.cmdline()]
+    return [
+        server
+        for server in servers
+        if any(file.path.endswith("/rollout-0.log") for file in server.open_files())
+    ]

@@ -17,10 +17,15 @@ from dataclasses import dataclass
 
 import ray
 
+from webrl.errors import PreflightError
+
 logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Object store of a local cluster: only keys, token ids and small metadata travel through it."""
+
+START_ATTEMPTS = 3
+"""Ray gives its own processes half a minute, which a busy laptop can miss."""
 
 LOCAL_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -67,6 +72,9 @@ def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Generator[N
     Args:
         namespace: Ray namespace of the run, so that two runs on a cluster never meet.
         num_cpus: Logical CPUs of a local cluster; the machine's own count when None.
+
+    Raises:
+        PreflightError: No local cluster could be started.
     """
     address = os.environ.get("RAY_ADDRESS")
     if ray.is_initialized():
@@ -77,18 +85,35 @@ def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Generator[N
             address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR
         )
     else:
-        os.environ.update(LOCAL_ENVIRONMENT)
-        ray.init(
-            # Without this Ray joins whatever cluster was last started on the machine.
-            address="local",
-            num_cpus=int(num_cpus) if num_cpus else os.cpu_count(),
-            namespace=namespace,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        _start_local_cluster(namespace, int(num_cpus) if num_cpus else os.cpu_count())
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start_local_cluster(namespace: str, num_cpus: int | None) -> None:
+    os.environ.update(LOCAL_ENVIRONMENT)
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            ray.init(
+                # Without this Ray joins whatever cluster was last started on the machine.
+                address="local",
+                num_cpus=num_cpus,
+                namespace=namespace,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:  # Ray raises the base class when its half minute is over
+            ray.shutdown()
+            if attempt == START_ATTEMPTS:
+                raise PreflightError(
+                    f"a local Ray cluster must start within half a minute, got none in {attempt} "
+                    f"attempts: {error} Free the machine, or start Ray with `ray start --head` and "
+                    "set RAY_ADDRESS."
+                ) from error
+            logger.warning("Ray did not start: %s", error)
+        else:
+            return

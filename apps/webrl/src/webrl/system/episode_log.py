@@ -1,7 +1,10 @@
-"""``episodes.jsonl``: what every complete group cost, for the simulator and for reports.
+"""``episodes.jsonl`` and ``batches.jsonl``: what every group cost, and what was trained on.
 
-Invariant: one line per group that ended, rejected ones included, in the order of their completion; a
-line is written whole.
+Invariants:
+    * one line of ``episodes.jsonl`` per group that ended, rejected ones included, in the order of
+      their completion;
+    * one line of ``batches.jsonl`` per update, and no episode in two of them, restarts included;
+    * a line is written whole.
 """
 
 from __future__ import annotations
@@ -11,10 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from awrl_rollout import EpisodeRecord
+from awrl_trainer import TrainRow
 
+from webrl.system.metrics import drop_later_lines
 from webrl.system.trajectory import Trajectory
 
-__all__ = ["EpisodeLog"]
+__all__ = ["BatchLog", "EpisodeLog"]
 
 _DIGITS = 4
 """Digits of a second that are kept."""
@@ -41,6 +46,46 @@ class EpisodeLog:
         group_id = records[0].group_id if records else ""
         self._file.write(json.dumps({"group_id": group_id, "members": members}) + "\n")
         self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class BatchLog:
+    """Appends what each update was computed from."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file for appending.
+
+        Args:
+            path: The file.
+        """
+        self._path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def note(self, rows: Sequence[TrainRow], *, step: int, version: int) -> None:
+        """Write one update.
+
+        Args:
+            rows: What it was computed from.
+            step: Its number, from 1.
+            version: Weight version that it started from.
+        """
+        oldest: dict[str, int] = {}
+        for row in rows:
+            assert row.versions is not None
+            episode_id = row.row_id.partition("#")[0]
+            sampled_at = int(row.versions[row.loss_mask].min(initial=version))
+            oldest[episode_id] = min(sampled_at, oldest.get(episode_id, version))
+        off_policyness = {episode_id: version - at for episode_id, at in oldest.items()}
+        line = {"step": step, "version": version, "off_policyness": off_policyness}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def rewind(self, step: int) -> None:
+        """Forget every update after this step."""
+        drop_later_lines(self._path, step)
 
     def close(self) -> None:
         """Close the file."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -130,3 +131,9 @@ def _by_task(outcomes: Mapping[str, int]) -> dict[str, float]:
 
 def _mean(values: Sequence[int]) -> float:
     return sum(values) / len(values)
+
+
+def append_result(path: Path, result: EvaluationResult) -> None:
+    """Append one result to a JSON-lines file."""
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(result) + b"\n")

@@ -12,23 +12,21 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import ray
-from awrl_pixelstore import PixelStoreClient, get_or_create_pixel_store
+from awrl_pixelstore import get_or_create_pixel_store
 from awrl_rollout import SGLangClient
 
 from webrl.config import WebRLConfig
 from webrl.policy import PolicyProcessor
 from webrl.system import mapping
-from webrl.system.inference import InferenceServerActor, ServerSpec
+from webrl.system.roles import System, server_workers
 from webrl.system.rollout_worker import CallbackTarget, RolloutWorkerActor, WorkerSpec
 from webrl.system.scheduler import RayScheduler, WorkerHandle, call_worker
 from webrl.system.task_scope import task_scope
 from webrl.system.update_engine import UpdateEngineActor
-from webrl.system.weights import SGLangReceiver
 
 logger = logging.getLogger(__name__)
 
@@ -41,39 +39,6 @@ WORKER_ENV = {"OMP_NUM_THREADS": "1"}
 
 WORKER_CALLS = 64
 """Calls that a rollout worker answers at one moment; ``serve`` is one of them for its whole life."""
-
-
-@dataclass(kw_only=True)
-class System:
-    """The started parts of a run."""
-
-    scheduler: RayScheduler
-    """Placed the roles."""
-    pixels: PixelStoreClient
-    """The run's PixelStore."""
-    processor: PolicyProcessor
-    """Prompts, image tokens, decoding."""
-    ranks: list[WorkerHandle] = field(default_factory=list[WorkerHandle])
-    """Update engine, rank 0 first."""
-    servers: list[WorkerHandle] = field(default_factory=list[WorkerHandle])
-    """Supervisors of the rollout servers."""
-    server_urls: list[str] = field(default_factory=list[str])
-    """Their addresses, in order."""
-    clients: list[SGLangClient] = field(default_factory=list[SGLangClient])
-    """The controller's clients of them, in order."""
-    test_servers: list[WorkerHandle] = field(default_factory=list[WorkerHandle])
-    """Supervisors of the test-rollout servers."""
-    test_urls: list[str] = field(default_factory=list[str])
-    """Their addresses."""
-    test_worker: WorkerHandle | None = None
-    """Runs evaluation episodes."""
-
-    def receivers(self) -> list[SGLangReceiver]:
-        """Return the rollout servers as weight receivers."""
-        return [
-            SGLangReceiver(handle.name, client)
-            for handle, client in zip(self.servers, self.clients, strict=True)
-        ]
 
 
 @asynccontextmanager
@@ -111,14 +76,17 @@ async def launch(
             timeout_s=deadline_s,
         )
         stack.push_async_callback(_quietly, pixels.aclose)
-        system = System(scheduler=scheduler, pixels=pixels, processor=processor)
-        spec = mapping.server_spec(config, policy_path)
-        system.servers = _server_workers(scheduler, mapping.ROLLOUT, spec, log_dir)
+        system = System(
+            scheduler=scheduler,
+            pixels=pixels,
+            processor=processor,
+            server_spec=mapping.server_spec(config, policy_path),
+            log_dir=log_dir,
+        )
+        system.servers = server_workers(system, mapping.ROLLOUT)
         if config.test_rollout.enabled:
-            system.test_servers = _server_workers(
-                scheduler, mapping.TEST_ROLLOUT, spec, log_dir, first=len(system.servers)
-            )
-        stack.push_async_callback(stop_servers, [*system.servers, *system.test_servers])
+            system.test_servers = server_workers(system, mapping.TEST_ROLLOUT)
+        stack.push_async_callback(_stop_all_servers, system)
         system.ranks = _rank_workers(config, system, policy_path)
         async with task_scope() as group:
             urls = group.create_task(_start(scheduler, system.servers, deadline_s))
@@ -129,9 +97,9 @@ async def launch(
             system.test_worker = await start_test_worker(
                 config, scheduler, policy_path, system.test_urls
             )
-            stack.push_async_callback(stop_workers, [system.test_worker])
-        for url in system.server_urls:
-            system.clients.append(await stack.enter_async_context(SGLangClient(url)))
+            stack.push_async_callback(_stop_test_worker, system)
+        system.clients = [SGLangClient(url) for url in system.server_urls]
+        stack.push_async_callback(_close_clients, system)
         yield system
 
 
@@ -206,21 +174,18 @@ async def stop_servers(servers: Sequence[WorkerHandle]) -> None:
             group.create_task(_quietly(partial(_stop, server)))
 
 
-def _server_workers(
-    scheduler: RayScheduler, role: str, spec: ServerSpec, log_dir: Path, *, first: int = 0
-) -> list[WorkerHandle]:
-    return [
-        scheduler.create_worker(
-            role,
-            rank,
-            InferenceServerActor,
-            spec,
-            first + rank,
-            f"{role}-{rank}",
-            str(log_dir),
-        )
-        for rank in range(scheduler.num_workers(role))
-    ]
+async def _stop_test_worker(system: System) -> None:
+    assert system.test_worker is not None
+    await stop_workers([system.test_worker])
+
+
+async def _stop_all_servers(system: System) -> None:
+    await stop_servers([*system.servers, *system.test_servers])
+
+
+async def _close_clients(system: System) -> None:
+    for client in system.clients:
+        await _quietly(client.aclose)
 
 
 def _rank_workers(config: WebRLConfig, system: System, policy_path: str) -> list[WorkerHandle]:

@@ -2,6 +2,7 @@
 
 Invariants:
     * a line of ``metrics.jsonl`` is written whole and flushed, so a killed run keeps every step;
+    * a run that goes on from a checkpoint forgets the steps after it: they are taken again;
     * a tracker that fails never stops training: the failure is logged once and the sink is dropped.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -23,11 +25,31 @@ logger = logging.getLogger(__name__)
 _EXTRAS = {"wandb": "wandb", "trackio": "trackio"}
 
 
+def drop_later_lines(path: Path, step: int) -> None:
+    """Cut a JSON-lines file in front of its first line whose ``step`` is greater.
+
+    Args:
+        path: The file; its lines are in the order of their steps, a torn last line is cut too.
+        step: The last step to keep.
+    """
+    kept = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+            kept += len(line)
+    os.truncate(path, kept)
+
+
 class MetricSink(Protocol):
     """Where scalar metrics of a step go."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Write the scalars of one step."""
+        ...
+
+    def rewind(self, step: int) -> None:
+        """Forget every step after this one, where the sink can."""
         ...
 
     def close(self) -> None:
@@ -54,6 +76,10 @@ class JsonLinesSink:
         self._file.write(json.dumps({"step": step, "time_s": self._clock(), **finite}) + "\n")
         self._file.flush()
 
+    def rewind(self, step: int) -> None:
+        """Drop the lines of later steps."""
+        drop_later_lines(Path(self._file.name), step)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -64,12 +90,19 @@ class TensorBoardSink:
 
     def __init__(self, log_dir: Path) -> None:
         """Open a writer in ``log_dir``."""
-        self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(log_dir))
+        self._log_dir = str(log_dir)
+        self._open: Any = import_module("torch.utils.tensorboard").SummaryWriter
+        self._writer: Any = self._open(self._log_dir)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Write one scalar per key."""
         for key, value in metrics.items():
             self._writer.add_scalar(key, value, step)
+
+    def rewind(self, step: int) -> None:
+        """Hide later steps, which TensorBoard calls purging."""
+        self._writer.close()
+        self._writer = self._open(self._log_dir, purge_step=step + 1)
 
     def close(self) -> None:
         """Flush and close the writer."""
@@ -98,6 +131,9 @@ class TrackerSink:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log one step."""
         self._tracker.log(dict(metrics), step=step)
+
+    def rewind(self, step: int) -> None:
+        """Change nothing: what was sent to a tracker stays there."""
 
     def close(self) -> None:
         """Finish the tracked run."""
@@ -137,6 +173,11 @@ class MetricLog:
             except (OSError, RuntimeError, ValueError) as error:
                 logger.warning("metric sink %s dropped: %s", type(sink).__name__, error)
                 self._sinks.remove(sink)
+
+    def rewind(self, step: int) -> None:
+        """Forget every step after this one; a run goes on from its checkpoint."""
+        for sink in self._sinks:
+            sink.rewind(step)
 
     def close(self) -> None:
         """Close every sink."""

@@ -12,7 +12,7 @@ from awrl_pixelstore import PixelStoreError
 
 from webrl.config import WebRLConfig
 from webrl.system.batching import GroupMember
-from webrl.system.launch import System
+from webrl.system.roles import System
 from webrl.system.run_state import RunFolders, pack_state
 from webrl.system.samples import write_sample
 from webrl.system.task_stream import TaskStream

@@ -8,23 +8,25 @@ Loops, children of one TaskGroup:
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from awrl_rollout import CallbackServer, RolloutController
 from awrl_staleness import StalenessManager
-from awrl_trainer import XcclPublisher, latest_complete_checkpoint
-from rich.console import Console
+from awrl_trainer import TrainRow, latest_complete_checkpoint
 
 from webrl.config import WebRLConfig
-from webrl.errors import RunFailedError
+from webrl.errors import EngineCallError, RunFailedError
 from webrl.system import mapping
 from webrl.system.batching import AdvantageConfig
-from webrl.system.episode_log import EpisodeLog
-from webrl.system.launch import System, launch, stop_workers
+from webrl.system.episode_log import BatchLog, EpisodeLog
+from webrl.system.launch import launch, stop_workers
 from webrl.system.live_view import LiveView
 from webrl.system.metrics import MetricLog
+from webrl.system.publishing import connect_weights
 from webrl.system.recorder import SAVE_DEADLINE_S, Recorder
+from webrl.system.roles import System, find_dead_rank
 from webrl.system.rollout_worker import CallbackTarget
 from webrl.system.rollouts import (
     EverlastingRollouts,
@@ -33,12 +35,12 @@ from webrl.system.rollouts import (
     SynchronousRollouts,
 )
 from webrl.system.run_state import RunFolders, unpack_state
+from webrl.system.server_recovery import ServerRecovery
 from webrl.system.supervisor import Supervisor, WorkerPlan
 from webrl.system.task_scope import task_scope
 from webrl.system.task_stream import TaskStream
 from webrl.system.test_role import TestRole
 from webrl.system.trainer import PPOTrainer, Progress, StepConfig, keep_stepping
-from webrl.system.weights import DiskWeights, RayWeightSource, WeightPublisher
 
 BATCH_DEADLINE_S = 3600.0
 """A batch that does not fill for an hour ends the run with the controller's account of why."""
@@ -83,28 +85,36 @@ class Run:
             seed=config.seed,
         )
         self._episodes = EpisodeLog(folders.root / "episodes.jsonl")
+        self._batches = BatchLog(folders.root / "batches.jsonl")
         self._filter = GroupFilter(self._stream, self._episodes.note)
         self._controller: RolloutController | None = None
         self._deadline: float | None = None
+        self.has_started = False
+        """Whether training began: what fails before is not cured by starting again."""
 
     async def run(self) -> Progress:
         """Start the roles, train until the configured end, save, and stop everything.
 
         Raises:
+            WorkerLostError: A trainer rank died; the newest checkpoint is where to go on.
             WebRLError: The run could not start, or had to stop.
         """
         config, policy = self._config, str(self._policy_path)
         async with AsyncExitStack() as stack:
             stack.callback(self._episodes.close)
+            stack.callback(self._batches.close)
             self._view.note("starting servers, trainer and browsers")
             system = await stack.enter_async_context(
                 launch(config, policy, self._folders.logs, self._run_id, version=0)
             )
             recorder = Recorder(config, self._folders, system, self._stream)
             progress = await self._restore(system, recorder)
-            weights = await self._connect(system, stack, progress)
-            supervisor, rollouts = await self._rollouts(system, stack, progress)
-            trainer = self._trainer(system, rollouts, weights, recorder, progress)
+            weights = await connect_weights(
+                config, self._folders, system, stack, version=progress.version, run_id=self._run_id
+            )
+            recovery = ServerRecovery(config, system, weights, self._view, version=progress.version)
+            supervisor, rollouts = await self._rollouts(system, stack, progress, recovery)
+            trainer = self._trainer(system, rollouts, recovery, recorder, progress)
             test = None
             if system.test_worker is not None:
                 # The starting policy is the first point of the curve.
@@ -114,7 +124,12 @@ class Run:
             if config.time_limit_s is not None:
                 self._deadline = time.monotonic() + config.time_limit_s - progress.train_s
             self._view.note("training")
-            await self._train(trainer, supervisor, recorder, test)
+            self.has_started = True
+            try:
+                await self._train(trainer, supervisor, recorder, test)
+            except EngineCallError:
+                await find_dead_rank(system)
+                raise
             if self._controller is not None:
                 self._controller.pause_admission()
             await recorder.save(progress)
@@ -151,6 +166,7 @@ class Run:
 
     async def _restore(self, system: System, recorder: Recorder) -> Progress:
         if not self._is_resumed:
+            self._forget_after(Progress())
             return Progress()
         path = latest_complete_checkpoint(self._folders.state)
         if path is None:
@@ -166,35 +182,22 @@ class Run:
         if not is_same_data:
             self._view.note("warning: tasks or seeds changed; the task order starts anew")
         recorder.resumed_at(version)
+        self._forget_after(progress)
         self._view.note(f"resumed at version {version} from {path}")
         return progress
 
-    async def _connect(
-        self, system: System, stack: AsyncExitStack, progress: Progress
-    ) -> WeightPublisher:
-        """Return what publishes weights; after a resume the servers hold the resumed ones."""
-        if self._config.weight_update_mode == "disk":
-            weights: WeightPublisher = DiskWeights(
-                system.scheduler,
-                system.ranks,
-                system.receivers(),
-                self._folders.published,
-            )
-        else:
-            publisher = XcclPublisher(
-                RayWeightSource(system.scheduler, system.ranks),
-                system.receivers(),
-                mapping.publisher_config(self._config, await _rank_host(system), self._run_id),
-            )
-            stack.push_async_callback(publisher.aclose)
-            await publisher.connect()
-            weights = publisher
-        if progress.version > 0:
-            await weights.publish(progress.version)
-        return weights
+    def _forget_after(self, progress: Progress) -> None:
+        """Drop what was written after the checkpoint that the run goes on from."""
+        self._log.rewind(progress.num_steps)
+        self._batches.rewind(progress.num_steps)
+        self._folders.forget_later_weights(progress.version)
 
     async def _rollouts(
-        self, system: System, stack: AsyncExitStack, progress: Progress
+        self,
+        system: System,
+        stack: AsyncExitStack,
+        progress: Progress,
+        recovery: ServerRecovery,
     ) -> tuple[Supervisor, RolloutSource]:
         config = self._config
         spec = mapping.worker_spec(
@@ -207,7 +210,7 @@ class Run:
         )
         if config.is_synchronous:
             plan = WorkerPlan(spec=spec, target=None)
-            supervisor = Supervisor(config, system, plan, self._view)
+            supervisor = Supervisor(config, system, plan, recovery, self._view)
             handles = await supervisor.start_workers()
             stack.push_async_callback(stop_workers, handles)
             return supervisor, SynchronousRollouts(
@@ -221,7 +224,7 @@ class Run:
         callbacks = await stack.enter_async_context(CallbackServer(self._nudge))
         target = CallbackTarget(url=callbacks.url, token=callbacks.token)
         plan = WorkerPlan(spec=spec, target=target)
-        supervisor = Supervisor(config, system, plan, self._view)
+        supervisor = Supervisor(config, system, plan, recovery, self._view)
         await supervisor.start_workers()
         stack.push_async_callback(_stop_all, supervisor)
         self._controller = await stack.enter_async_context(
@@ -240,6 +243,9 @@ class Run:
         rollouts = EverlastingRollouts(self._controller, supervisor.workers, self._filter)
         return supervisor, rollouts
 
+    def _note_update(self, rows: Sequence[TrainRow], before: Progress) -> None:
+        self._batches.note(rows, step=before.num_steps + 1, version=before.version)
+
     def _nudge(self, worker_name: str) -> None:
         if self._controller is not None:
             self._controller.nudge(worker_name)
@@ -248,7 +254,7 @@ class Run:
         self,
         system: System,
         rollouts: RolloutSource,
-        weights: WeightPublisher,
+        recovery: ServerRecovery,
         recorder: Recorder,
         progress: Progress,
     ) -> PPOTrainer:
@@ -258,7 +264,8 @@ class Run:
             ranks=system.ranks,
             rollouts=rollouts,
             filter_=self._filter,
-            publish=weights.publish,
+            publish=recovery.publish,
+            weights_lock=recovery.weights_lock,
             pixels=system.pixels,
             processor=system.processor,
             config=StepConfig(
@@ -270,26 +277,9 @@ class Run:
             ),
             progress=progress,
             on_batch=recorder.sample,
+            on_update=self._note_update,
         )
 
 
 async def _stop_all(supervisor: Supervisor) -> None:
     await stop_workers(supervisor.handles)
-
-
-async def _rank_host(system: System) -> str:
-    if len(system.ranks) == 1:
-        return "127.0.0.1"
-    return (await system.scheduler.async_call_engine(system.ranks[:1], "rendezvous"))[0][0]
-
-
-def describe_end(progress: Progress, folders: RunFolders, console: Console) -> None:
-    """Print where the results are."""
-    console.print(
-        f"trained {progress.num_steps} batches of {progress.num_trained_episodes} episodes in "
-        f"{progress.train_s:.0f} s; weight version {progress.version}"
-    )
-    console.print(f"  metrics       {folders.root / 'metrics.jsonl'}")
-    console.print(f"  evaluations   {folders.evaluations}")
-    console.print(f"  trajectories  {folders.samples}")
-    console.print(f"  policy        {latest_complete_checkpoint(folders.policies)}")

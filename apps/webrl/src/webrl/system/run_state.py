@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,13 @@ class RunFolders:
     def samples(self) -> Path:
         """Return the folder of sampled trajectories."""
         return self.root / "trajectories"
+
+    def forget_later_weights(self, version: int) -> None:
+        """Remove weights of versions that a run which goes on at ``version`` computes anew."""
+        shutil.rmtree(self.published, ignore_errors=True)
+        for folder in self.policies.glob("version_*"):
+            if int(folder.name.removeprefix("version_")) > version:
+                shutil.rmtree(folder)
 
     @property
     def evaluations(self) -> Path:

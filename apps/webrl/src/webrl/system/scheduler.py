@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, WorkerCrashedError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from webrl.errors import EngineCallError
+from webrl.errors import EngineCallError, WorkerLostError
 from webrl.system.placement import RolePlacement, RoleSpec, release_layout, setup_mixed_layout
 from webrl.system.task_scope import task_scope
 
@@ -153,7 +153,8 @@ async def call_worker(
     """Call one method of one worker.
 
     Raises:
-        EngineCallError: The worker failed, died, or did not answer within ``timeout_s`` seconds.
+        EngineCallError: The worker failed, or did not answer within ``timeout_s`` seconds.
+        WorkerLostError: Its process is gone.
     """
     reference = getattr(worker.actor, method).remote(*args, **kwargs)
     try:
@@ -163,6 +164,10 @@ async def call_worker(
         raise EngineCallError(
             f"{worker.name}.{method} did not answer within {timeout_s:g} s. The worker hangs or "
             "the machine is overloaded; its log lies under the run's Ray session folder."
+        ) from error
+    except (ActorDiedError, ActorUnavailableError, WorkerCrashedError) as error:
+        raise WorkerLostError(
+            f"{worker.name} is gone; {method} was asked of it: {error}"
         ) from error
     except RayError as error:
         raise EngineCallError(f"{worker.name}.{method} failed: {error}") from error

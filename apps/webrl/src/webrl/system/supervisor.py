@@ -1,7 +1,9 @@
-"""Signs of life of servers and workers, restarts of workers, and the PixelStore's reading.
+"""Signs of life of servers and workers, their restarts, and the PixelStore's reading.
 
-The one loop, ``watch``: consumes answers of servers and names of lost workers, produces replacement
-workers; waits for its interval; a dead server ends the run with the end of the server's log.
+Loops, children of ``watch``, each with an interval of its own:
+    * servers: consumes their signs of life, produces restarted ones (``webrl.system.server_recovery``);
+    * workers: consumes names of lost workers, produces replacements;
+    * store: consumes the PixelStore's fullness, produces an admission bound.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from awrl_pixelstore import Pressure
+from awrl_pixelstore import PixelStoreError, Pressure
 from awrl_rollout import RolloutController, Worker
 
 from webrl.config import WebRLConfig
 from webrl.errors import RunFailedError
-from webrl.system.launch import System, create_rollout_worker
+from webrl.system.launch import create_rollout_worker
 from webrl.system.live_view import LiveView
 from webrl.system.ray_worker import RayWorker
+from webrl.system.roles import System
 from webrl.system.rollout_worker import CallbackTarget, WorkerSpec
 from webrl.system.scheduler import WorkerHandle
+from webrl.system.server_recovery import ServerRecovery
+from webrl.system.task_scope import task_scope
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +49,24 @@ class WorkerPlan:
 class Supervisor:
     """Starts the rollout workers of a run and keeps them and the servers under watch."""
 
-    def __init__(self, config: WebRLConfig, system: System, plan: WorkerPlan, view: LiveView):
+    def __init__(
+        self,
+        config: WebRLConfig,
+        system: System,
+        plan: WorkerPlan,
+        recovery: ServerRecovery,
+        view: LiveView,
+    ) -> None:
         """Prepare; nothing starts yet.
 
         Args:
             config: The run's.
             system: The started roles.
             plan: What workers are made of.
+            recovery: Restarts servers.
             view: Hears of restarts.
         """
+        self._recovery = recovery
         self._config = config
         self._system = system
         self._plan = plan
@@ -92,21 +106,34 @@ class Supervisor:
                 calls fail by themselves when a worker dies.
 
         Raises:
-            RunFailedError: A server died, or a worker died once too often.
+            PublishError: A restarted server could not be brought to the newest weights.
+            RunFailedError: A server or a worker died once too often.
         """
-        system = self._system
+        async with task_scope() as group:
+            group.create_task(self._watch_servers())
+            group.create_task(self._watch_store())
+            if controller is not None:
+                group.create_task(self._watch_workers(controller))
+
+    async def _watch_servers(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
-            for death in await system.scheduler.async_call_engine(system.servers, "check"):
-                if death is not None:
-                    raise RunFailedError(
-                        f"an inference server died: {death}\nContinue with webrl train --resume."
-                    )
-            self._pressure = await system.pixels.pressure_async()
-            while controller is not None and not self._lost.empty():
-                name = self._lost.get_nowait()
-                await self._replace(name)
-                controller.add_worker(self.workers[name])
+            await self._recovery.restore()
+
+    async def _watch_store(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            try:
+                self._pressure = await self._system.pixels.pressure_async()
+            except PixelStoreError as error:
+                # Ray starts a dead shard again; who needs its screenshots finds out what is lost.
+                logger.warning("the PixelStore gives no reading: %s", error)
+
+    async def _watch_workers(self, controller: RolloutController) -> None:
+        while True:
+            name = await self._lost.get()
+            await self._replace(name)
+            controller.add_worker(self.workers[name])
 
     def _create(self, rank: int) -> WorkerHandle:
         return create_rollout_worker(
@@ -126,6 +153,7 @@ class Supervisor:
             self.workers[name] = RayWorker(handle, name, self._plan.spec.browser.num_slots)
             self.handles = [known for known in self.handles if known.rank != handle.rank]
             self.handles.append(handle)
+        self._recovery.workers = self.handles
 
     async def _replace(self, name: str) -> None:
         limit = self._config.recover.max_restarts

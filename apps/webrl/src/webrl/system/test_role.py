@@ -8,17 +8,19 @@ from dataclasses import replace
 from awrl_trainer import latest_complete_checkpoint
 
 from webrl.config import WebRLConfig
+from webrl.errors import WorkerLostError
 from webrl.system import mapping
-from webrl.system.evaluation import EvaluationResult
-from webrl.system.launch import System
+from webrl.system.evaluation import EvaluationResult, append_result
+from webrl.system.launch import start_test_worker
 from webrl.system.live_view import LiveView
+from webrl.system.roles import System, start_test_servers_again
 from webrl.system.run_state import RunFolders
-from webrl.system.scheduler import WorkerHandle
+from webrl.system.scheduler import WorkerHandle, call_worker
 from webrl.system.test_rollout import (
+    CALL_DEADLINE_S,
     Snapshot,
     TestRolloutManager,
     TestRolloutSpec,
-    append_result,
     evaluate_snapshot,
 )
 
@@ -51,8 +53,7 @@ class TestRole:
         section = config.test_rollout
         self._config = config
         self._folders = folders
-        self._urls = system.test_urls
-        self._worker = worker
+        self._system = system
         self._view = view
         self._spec = TestRolloutSpec(
             tasks=tuple(task.full_name for task in mapping.test_tasks(config)),
@@ -64,9 +65,10 @@ class TestRole:
             spec=self._spec,
             checkpoints=folders.policies,
             results=folders.evaluations,
-            server_urls=self._urls,
+            server_urls=system.test_urls,
             worker=worker,
             on_result=self._show,
+            revive=self._revive,
         )
         self._manager.start()
 
@@ -93,16 +95,32 @@ class TestRole:
         await asyncio.to_thread(self.close)
         if not num_seeds or path is None:
             return
+        worker, urls = await self._revive()
         self._view.note(f"evaluating version {version} on {num_seeds} held-out seeds")
         result = await evaluate_snapshot(
             replace(self._spec, num_seeds=num_seeds),
-            self._worker,
-            self._urls,
+            worker,
+            urls,
             Snapshot(path=path, version=version),
             previous=None,
         )
         append_result(self._folders.evaluations, result)
         self._show(result)
+
+    async def _revive(self) -> tuple[WorkerHandle, list[str]]:
+        """Start anew what is dead of the role; return its worker and the servers' addresses."""
+        system = self._system
+        urls = await start_test_servers_again(self._config, system)
+        assert system.test_worker is not None
+        try:
+            await call_worker(system.test_worker, "set_servers", urls, timeout_s=CALL_DEADLINE_S)
+        except WorkerLostError:
+            system.scheduler.forget(system.test_worker)
+            policy_path = system.server_spec.model_path
+            system.test_worker = await start_test_worker(
+                self._config, system.scheduler, policy_path, urls
+            )
+        return system.test_worker, urls
 
     def _show(self, result: EvaluationResult) -> None:
         self._view.evaluated(result.version, result.mean, result.low, result.high)

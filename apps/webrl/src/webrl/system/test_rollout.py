@@ -22,12 +22,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from awrl_rollout import EpisodeRecord, EpisodeRequest, RolloutError, SGLangClient
 from awrl_trainer import latest_complete_checkpoint
 
 from webrl.errors import WebRLError
-from webrl.system.evaluation import EvaluationResult, summarise
+from webrl.system.evaluation import EvaluationResult, append_result, summarise
 from webrl.system.scheduler import WorkerHandle, call_worker
 from webrl.system.trajectory import EpisodeTask
 
@@ -148,6 +147,7 @@ class TestRolloutManager:
         server_urls: Sequence[str],
         worker: WorkerHandle,
         on_result: Callable[[EvaluationResult], None],
+        revive: Callable[[], Awaitable[tuple[WorkerHandle, Sequence[str]]]],
     ) -> None:
         """Prepare the thread; ``start`` starts it.
 
@@ -158,6 +158,8 @@ class TestRolloutManager:
             server_urls: Servers of the test role.
             worker: Its rollout worker.
             on_result: Called in the thread with each result.
+            revive: Awaited in the thread after a failed evaluation: starts anew what is dead of the
+                role, and returns its worker and the addresses of its servers.
         """
         self._spec = spec
         self._checkpoints = checkpoints
@@ -165,6 +167,7 @@ class TestRolloutManager:
         self._server_urls = tuple(server_urls)
         self._worker = worker
         self._on_result = on_result
+        self._start_again = revive
         self._stop = threading.Event()
         self._wants_checkpoint = threading.Event()
         self._previous: EvaluationResult | None = None
@@ -214,7 +217,16 @@ class TestRolloutManager:
             except (WebRLError, RolloutError, OSError) as error:
                 # The trainer must not stop for an evaluation: say it and try a later checkpoint.
                 logger.warning("evaluation of version %d failed: %s", version, error)
+                await self._until_stopped(self._revive())
             done.add(version)
+
+    async def _revive(self) -> None:
+        """Start anew what is dead, so that a later checkpoint can be evaluated."""
+        try:
+            self._worker, urls = await self._start_again()
+            self._server_urls = tuple(urls)
+        except WebRLError as error:
+            logger.warning("the test role did not start again: %s", error)
 
     async def _until_stopped(self, work: Awaitable[None]) -> None:
         """Run work, cancelled when the manager is closed."""
@@ -276,12 +288,6 @@ async def evaluate_snapshot(
         duration_s=time.monotonic() - started,
         previous=previous,
     )
-
-
-def append_result(path: Path, result: EvaluationResult) -> None:
-    """Append one result to a JSON-lines file."""
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(result) + b"\n")
 
 
 async def _as_coroutine(work: Awaitable[None]) -> None:

@@ -7,16 +7,22 @@ import logging
 import secrets
 from pathlib import Path
 
+from awrl_pixelstore import PixelStoreUnavailable
+from awrl_trainer import PublishError, latest_complete_checkpoint
 from rich.console import Console
 
 from webrl.config import WebRLConfig
+from webrl.errors import WorkerLostError
 from webrl.system.cluster import ray_cluster
 from webrl.system.live_view import LiveView
 from webrl.system.metrics import MetricLog
 from webrl.system.policy_source import ensure_policy
-from webrl.system.run import Run, describe_end
+from webrl.system.run import Run
 from webrl.system.run_state import RunFolders
 from webrl.system.signals import until_signalled
+from webrl.system.trainer import Progress
+
+logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells use it."""
@@ -38,31 +44,53 @@ def run_training(config: WebRLConfig, *, resume: bool, console: Console) -> int:
     """
     folders = RunFolders(Path(config.run_dir).resolve())
     _log_to_file(folders.root / "run.log", config.logging.level)
-    run_id = f"webrl-{secrets.token_hex(4)}"
     log = MetricLog.open(folders.root, config.logging.tracker)
     try:
         with LiveView(console, title=str(config.run_dir)) as view:
             view.note("preparing the policy")
             policy_path = ensure_policy(config, folders.root)
             view.note("starting Ray")
-            with ray_cluster(namespace=run_id):
-                run = Run(
-                    config,
-                    folders,
-                    policy_path,
-                    run_id=run_id,
-                    view=view,
-                    log=log,
-                    is_resumed=resume,
-                )
-                progress = asyncio.run(until_signalled(run.run()))
+            with ray_cluster(namespace=f"webrl-{secrets.token_hex(4)}"):
+                progress = _run_to_its_end(config, folders, policy_path, resume, view, log)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print(f"interrupted; continue with: webrl train --resume {config.run_dir}")
         return INTERRUPTED
     finally:
         log.close()
-    describe_end(progress, folders, console)
+    _describe_end(progress, folders, console)
     return 0
+
+
+def _run_to_its_end(
+    config: WebRLConfig,
+    folders: RunFolders,
+    policy_path: Path,
+    resume: bool,
+    view: LiveView,
+    log: MetricLog,
+) -> Progress:
+    """Run; when a part is lost that can't be replaced in place, go on from the newest checkpoint."""
+    num_restarts, limit = 0, config.recover.max_restarts
+    while True:
+        run = Run(
+            config,
+            folders,
+            policy_path,
+            run_id=f"webrl-{secrets.token_hex(4)}",
+            view=view,
+            log=log,
+            is_resumed=resume,
+        )
+        try:
+            return asyncio.run(until_signalled(run.run()))
+        except (WorkerLostError, PublishError, PixelStoreUnavailable) as error:
+            if not run.has_started or num_restarts >= limit:
+                raise
+            num_restarts += 1
+            logger.exception("the run starts again")
+            first_line = str(error).partition("\n")[0]
+            view.note(f"{first_line}; restart {num_restarts} of {limit} from the newest checkpoint")
+            resume = latest_complete_checkpoint(folders.state) is not None
 
 
 def _log_to_file(path: Path, level: str) -> None:
@@ -73,3 +101,15 @@ def _log_to_file(path: Path, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+
+
+def _describe_end(progress: Progress, folders: RunFolders, console: Console) -> None:
+    """Print where the results are."""
+    console.print(
+        f"trained {progress.num_steps} batches of {progress.num_trained_episodes} episodes in "
+        f"{progress.train_s:.0f} s; weight version {progress.version}"
+    )
+    console.print(f"  metrics       {folders.root / 'metrics.jsonl'}")
+    console.print(f"  evaluations   {folders.evaluations}")
+    console.print(f"  trajectories  {folders.samples}")
+    console.print(f"  policy        {latest_complete_checkpoint(folders.policies)}")

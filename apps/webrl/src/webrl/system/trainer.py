@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import ray
 from awrl_pixelstore import PixelStoreClient
@@ -80,12 +80,14 @@ class PPOTrainer:
         rollouts: RolloutSource,
         filter_: GroupFilter,
         publish: Publish,
+        weights_lock: asyncio.Lock,
         pixels: PixelStoreClient,
         processor: PolicyProcessor,
         config: StepConfig,
         progress: Progress,
         on_batch: Callable[[Sequence[GroupMember], dict[str, float]], Awaitable[None]]
         | None = None,
+        on_update: Callable[[Sequence[TrainRow], Progress], None] = lambda rows, progress: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Bind the loop to its parts; nothing is owned.
@@ -96,18 +98,23 @@ class PPOTrainer:
             rollouts: Where batches come from.
             filter_: Knows which episodes were dropped on the way.
             publish: Publishes weights.
+            weights_lock: Held from the start of an update to the end of its publish.
             pixels: Where the screenshots are.
             processor: Counts image tokens.
             config: What one step takes.
             progress: Counters to go on from.
             on_batch: Sees members and advantages of each batch before their screenshots go.
+            on_update: Sees the rows of each update once it is published or skipped, and the counters
+                before it.
             clock: Seconds, monotonic.
         """
+        self._on_update = on_update
         self._scheduler = scheduler
         self._ranks = ranks
         self._rollouts = rollouts
         self._filter = filter_
         self._publish = publish
+        self._weights_lock = weights_lock
         self._pixels = pixels
         self._processor = processor
         self._config = config
@@ -134,10 +141,13 @@ class PPOTrainer:
         if self._on_batch is not None:
             await self._on_batch(members, advantages)
         prepared_s = self._clock()
-        metrics = await self._update(rows) if rows else None
-        updated_s = self._clock()
-        published = await self._settle(metrics)
+        before = replace(self.progress)
+        async with self._weights_lock:
+            metrics = await self._update(rows) if rows else None
+            updated_s = self._clock()
+            published = await self._settle(metrics)
         published_s = self._clock()
+        self._on_update(rows, before)
         await self._release(members)
         self.progress.num_steps += 1
         self.progress.num_trained_episodes += len({row.row_id.partition("#")[0] for row in rows})
@@ -171,7 +181,8 @@ class PPOTrainer:
         missing = set(await self._pixels.missing_async(keys))
         kept = [row for row in rows if not missing.intersection(row.image_keys)]
         if missing:
-            logger.warning("%d screenshots are gone; %d rows dropped", len(missing), len(rows))
+            num_lost = len(rows) - len(kept)
+            logger.warning("%d screenshots are gone; %d rows dropped", len(missing), num_lost)
         return kept, len(rows) - len(kept)
 
     async def _update(self, rows: Sequence[TrainRow]) -> UpdateMetrics:

@@ -9,16 +9,18 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
-from awrl_rollout import ServerRefusedError, SGLangClient, WeightBucket
+from awrl_rollout import RolloutError, ServerRefusedError, SGLangClient, WeightBucket
 from awrl_trainer import (
     Bucket,
     BucketTiming,
     GroupMembership,
     GroupRequest,
+    PublishError,
     PublishPlan,
     PublishReport,
+    TensorSpec,
 )
 
 from webrl.system.scheduler import RayScheduler, WorkerHandle
@@ -75,8 +77,17 @@ class RayWeightSource:
 class WeightPublisher(Protocol):
     """Brings every rollout server to the trainer's weights."""
 
+    @property
+    def quarantined(self) -> Mapping[str, str]:
+        """Servers that got no update, with the reason."""
+        ...
+
     async def publish(self, version: int) -> PublishReport:
         """Publish the current weights as ``version``."""
+        ...
+
+    async def rejoin(self, receiver: SGLangReceiver) -> None:
+        """Take a restarted server into the next publish; it is paused until then."""
         ...
 
 
@@ -105,16 +116,41 @@ class DiskWeights:
         """
         self._scheduler = scheduler
         self._ranks = ranks
-        self._receivers = receivers
+        self._receivers = {receiver.name: receiver for receiver in receivers}
+        self._quarantined: dict[str, str] = {}
         self._root = root
         self._clock = clock
+
+    @property
+    def quarantined(self) -> Mapping[str, str]:
+        """Servers that did not load a snapshot, with the reason."""
+        return dict(self._quarantined)
+
+    async def rejoin(self, receiver: SGLangReceiver) -> None:
+        """Take a restarted server into the next publish; it is paused until then.
+
+        Raises:
+            PublishError: It can't be paused.
+        """
+        try:
+            await receiver.pause_generation()
+        except RolloutError as error:
+            raise PublishError(
+                f"server {receiver.name!r} must pause before it joins, got {error}.",
+                phase="pause",
+                receivers=(receiver.name,),
+            ) from error
+        self._receivers[receiver.name] = receiver
+        self._quarantined.pop(receiver.name, None)
 
     async def publish(self, version: int) -> PublishReport:
         """Write a snapshot, pause every server, load, and go on.
 
+        A server that refuses it or gives no answer is left out until it joins again.
+
         Raises:
             EngineCallError: The snapshot could not be written.
-            RolloutError: A server refused it, or gave no answer.
+            PublishError: No server took it.
         """
         written = self._clock()
         paths = await self._scheduler.async_call_engine(
@@ -130,10 +166,16 @@ class DiskWeights:
         finally:
             await self._each("continue_generation")
         ended = self._clock()
+        if not self._active():
+            raise PublishError(
+                f"at least one server must load version {version}, got none: {self.quarantined}.",
+                phase="switch",
+                receivers=tuple(self._quarantined),
+            )
         return PublishReport(
             version=version,
-            receivers=tuple(receiver.name for receiver in self._receivers),
-            quarantined={},
+            receivers=tuple(self._active()),
+            quarantined=self.quarantined,
             num_bytes=(folder / "model.safetensors").stat().st_size,
             handshake_s=0.0,
             pause_s=paused - started,
@@ -147,8 +189,17 @@ class DiskWeights:
 
     async def _each(self, method: str, *args: object) -> None:
         async with task_scope() as group:
-            for receiver in self._receivers:
-                group.create_task(getattr(receiver, method)(*args))
+            for receiver in self._active().values():
+                group.create_task(self._call(receiver, method, *args))
+
+    async def _call(self, receiver: SGLangReceiver, method: str, *args: object) -> None:
+        try:
+            await getattr(receiver, method)(*args)
+        except RolloutError as error:
+            self._quarantined[receiver.name] = f"{method}: {error}"
+
+    def _active(self) -> dict[str, SGLangReceiver]:
+        return {n: r for n, r in self._receivers.items() if n not in self._quarantined}
 
 
 class SGLangReceiver:
@@ -163,6 +214,7 @@ class SGLangReceiver:
         """
         self._name = name
         self._client = client
+        self._lists_weights = False
 
     @property
     def name(self) -> str:
@@ -200,6 +252,24 @@ class SGLangReceiver:
             # Requests were aborted by the pause, so nothing runs on the prefix cache.
             flush_cache=weight_version is not None,
         )
+
+    async def weight_index(self) -> Sequence[TensorSpec] | None:
+        """Return what the server holds, where it says so: SGLang itself lists no weights."""
+        info = await self._client.server_info()
+        if "weight_shapes" not in info:
+            return None
+        self._lists_weights = True
+        shapes = cast("Mapping[str, Sequence[int]]", info["weight_shapes"])
+        dtype = str(info["dtype"])
+        return [
+            TensorSpec(name=name, dtype=dtype, shape=tuple(shape)) for name, shape in shapes.items()
+        ]
+
+    async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str] | None:
+        """Return checksums of what the server holds; None where it lists no weights by name."""
+        if not self._lists_weights:
+            return None
+        return (await self._client.weights_checksums(names)).by_name
 
     async def load_from_disk(self, path: str, version: int) -> None:
         """Load a snapshot; the prefix cache of the weights before goes."""
