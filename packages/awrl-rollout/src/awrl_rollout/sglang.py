@@ -64,6 +64,7 @@ class SGLangClient(WeightCalls):
         self._sleep = sleep
         self._attempts = itertools.count()
         self._identity = uuid.uuid4().hex[:12]
+        self._in_flight: set[str] = set()
 
     async def __aenter__(self) -> SGLangClient:
         return self
@@ -95,9 +96,13 @@ class SGLangClient(WeightCalls):
         """
         rid = f"{request.episode_id}/{self._identity}-{next(self._attempts)}"
         body = generate_body(request, rid=rid, stream=self._config.use_stream)
-        reply = await self._transport.call(
-            "POST", "/generate", body, deadline_s=self._config.generate_deadline_s
-        )
+        self._in_flight.add(rid)
+        try:
+            reply = await self._transport.call(
+                "POST", "/generate", body, deadline_s=self._config.generate_deadline_s
+            )
+        finally:
+            self._in_flight.discard(rid)
         return answer_from_reply(reply, initial_version=self._config.initial_version)
 
     async def is_healthy(self, *, deadline_s: float = 5.0) -> bool:
@@ -153,14 +158,18 @@ class SGLangClient(WeightCalls):
         await self._transport.post("/continue_generation", body, is_idempotent=True)
 
     async def abort_request(self, rid_prefix: str) -> None:
-        """Abort the requests whose id starts with `rid_prefix`, such as an episode id.
+        """Abort this client's requests whose id starts with `rid_prefix`, such as an episode id.
+
+        SGLang with one tokenizer process ignores a prefix: it is sent every full id too.
 
         Raises:
             ValueError: The prefix is empty, which would mean every request.
         """
         if not rid_prefix:
             raise ValueError("rid_prefix must not be empty, got ''. Use abort_all for every one.")
-        await self._transport.post("/abort_request", {"rid": rid_prefix, "abort_all": False})
+        own = sorted(rid for rid in self._in_flight if rid.startswith(rid_prefix))
+        for rid in (rid_prefix, *own):
+            await self._transport.post("/abort_request", {"rid": rid, "abort_all": False})
 
     async def abort_all(self) -> None:
         """Abort every request that the server runs or queues."""

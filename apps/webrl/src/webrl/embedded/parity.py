@@ -98,7 +98,7 @@ async def check_parity(
         _change_vision(model)
         cast("PreTrainedModel", model).save_pretrained(folder)
         try:
-            await client.update_weights_from_disk(str(folder))
+            await client.update_weights_from_disk(str(folder), flush_cache=True)
             cases.append(await checker.case("new image after an update", [page_png(9100)]))
             cases.append(await checker.case("seen image after an update", pages[:1]))
             if broadcast_port is not None:
@@ -109,7 +109,7 @@ async def check_parity(
                     finally:
                         await client.destroy_weights_update_group(_GROUP)
         finally:
-            await client.update_weights_from_disk(_absolute(model_path))
+            await client.update_weights_from_disk(_absolute(model_path), flush_cache=True)
     return cases
 
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import torch
 from awrl_rollout import GenerateRequest, GenerateResult, SGLangClient
 from PIL import Image, ImageDraw
@@ -175,17 +176,17 @@ def run_bounded(scenario: Callable[[], Awaitable[None]], *, deadline_s: float = 
     asyncio.run(bounded())
 
 
-async def num_running(client: SGLangClient) -> int:
-    """Requests in the running batch, from the server's own words; -1 when it does not tell."""
-    states = (await client.server_info())["internal_states"]
-    assert isinstance(states, list)
-    return int(states[0].get("num_running", -1))
+async def num_running(client: SGLangClient, server: ServerUnderTest) -> int:
+    """Requests in the running batch, from the server's own words."""
+    if server.is_embedded:
+        states = (await client.server_info())["internal_states"]
+        assert isinstance(states, list)
+        return int(states[0]["num_running"])
+    async with aiohttp.ClientSession() as session, session.get(f"{server.url}/v1/loads") as reply:
+        return int((await reply.json())["loads"][0]["num_running_reqs"])
 
 
 async def until_running(client: SGLangClient, server: ServerUnderTest, count: int) -> None:
-    """Return once `count` requests run; a server that does not tell gets a second for it."""
-    if not server.is_embedded:
-        await asyncio.sleep(1.0)
-        return
-    while await num_running(client) < count:
+    """Return once `count` requests run."""
+    while await num_running(client, server) < count:
         pass

@@ -150,8 +150,18 @@ async def publish(
     *,
     is_flattened: bool,
     weight_version: int | None,
+    flush_cache: bool = True,
 ) -> None:
-    """Broadcast `tensors` while the server receives them."""
+    """Broadcast `tensors` while the server receives them.
+
+    Args:
+        client: Of the server.
+        rank_zero: The sending side of a group that both have joined.
+        tensors: What to send, by name.
+        is_flattened: One bucket.
+        weight_version: Label from this update on.
+        flush_cache: Drop the prefix cache too; the server must then be idle.
+    """
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(rank_zero.send, tensors, is_flattened=is_flattened))
         group.create_task(
@@ -159,5 +169,6 @@ async def publish(
                 bucket_of(tensors, is_flattened=is_flattened),
                 group_name=rank_zero.group_name,
                 weight_version=weight_version,
+                flush_cache=flush_cache,
             )
         )

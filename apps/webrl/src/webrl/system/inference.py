@@ -55,12 +55,14 @@ class ServerSpec:
         SGLang keeps the vision tower's output by image and no update clears it, so a screenshot that
         comes back after an update of a trained vision tower would get log-probs of other weights.
         Its `/health` would generate a token, which a paused server does not: it says here whether it
-        is up, and the first request of `start` whether it generates.
+        is up, and the first request of `start` whether it generates. After a crash of its scheduler it
+        would stay for a minute to dump the GPU's memory, and its death go unnoticed.
         """
         return {
             "OMP_NUM_THREADS": str(self.num_threads),
             "SGLANG_VLM_CACHE_SIZE_MB": "0",
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+            "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
         }
 
 

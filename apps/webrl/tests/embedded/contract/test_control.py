@@ -160,16 +160,13 @@ def test_an_interrupted_answer_is_finished_by_resubmission_with_the_trainer_s_lo
 def test_a_client_that_goes_away_takes_its_request_with_it(
     server: ServerUnderTest, processor: PolicyProcessor
 ) -> None:
-    if not server.is_embedded:
-        pytest.skip("SGLang looks for lost clients every few seconds only")
-
     async def scenario() -> None:
         config = SGLangClientConfig(generate_deadline_s=0.3)
         async with client_of(server) as client:
             async with SGLangClient(server.url, config=config) as impatient:
                 with pytest.raises(ServerUnavailableError, match=r"within 0.3 s"):
                     await impatient.generate(long_request(processor, 1))
-            while await num_running(client) > 0:
+            while await num_running(client, server) > 0:
                 pass
 
     run_bounded(scenario)

@@ -6,7 +6,13 @@ import asyncio
 
 import pytest
 import torch
-from awrl_rollout import GenerateRequest, GenerateResult, ServerRefusedError, SGLangClient
+from awrl_rollout import (
+    GenerateRequest,
+    GenerateResult,
+    ServerRefusedError,
+    ServerUnavailableError,
+    SGLangClient,
+)
 from webrl.embedded.testing import (
     ServerUnderTest,
     as_base64,
@@ -177,15 +183,21 @@ def test_an_image_that_is_none_is_refused_and_the_server_goes_on(
 ) -> None:
     good = page_request(processor, [page_png(1)])
     bad = page_request(processor, [page_png(1)], images=[as_base64(b"this is no image")])
-    with pytest.raises(ServerRefusedError):
+    # SGLang answers 500 to a picture that can not be read, which a client takes for an outage.
+    error = ServerRefusedError if server.is_embedded else ServerUnavailableError
+    with pytest.raises(error):
         generate_one(server.url, bad)
     assert len(generate_one(server.url, good).output_ids) == 6
 
 
-def test_more_images_than_placeholders_are_refused(
-    server: ServerUnderTest, processor: PolicyProcessor
+def test_more_images_than_placeholders_are_refused_and_sglang_looks_at_the_first_ones(
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
 ) -> None:
-    images = [as_base64(page_png(1)), as_base64(page_png(2))]
-    bad = page_request(processor, [page_png(1)], images=images)
-    with pytest.raises(ServerRefusedError):
-        generate_one(server.url, bad)
+    pages = [page_png(1), page_png(2)]
+    bad = page_request(processor, pages[:1], images=[as_base64(page) for page in pages])
+    if server.is_embedded:
+        with pytest.raises(ServerRefusedError):
+            generate_one(server.url, bad)
+        return
+    result = generate_one(server.url, bad)
+    assert largest_difference(reference, processor, bad, pages[:1], result) < server.tolerance

@@ -135,6 +135,43 @@ def test_tokens_around_an_update_carry_the_version_that_made_them(
 
 
 @pytest.mark.distributed
+def test_only_a_flush_frees_sglang_of_prefixes_of_the_weights_before(
+    server: ServerUnderTest,
+    processor: PolicyProcessor,
+    reference: torch.nn.Module,
+    rank_zero: RankZero,
+) -> None:
+    """The one difference in what an update means: the embedded server never keeps a prefix."""
+    request = page_request(processor, [SEEN_PAGE])
+
+    async def scenario() -> None:
+        async with SGLangClient(server.url) as client:
+            await client.generate(request)
+            await join(client, rank_zero)
+            changed = perturb(reference, only="language_model")
+            await publish(
+                client,
+                rank_zero,
+                changed,
+                is_flattened=True,
+                weight_version=2,
+                flush_cache=False,
+            )
+            kept = await client.generate(request)
+            await client.flush_cache()
+            fresh = await client.generate(request)
+            await client.destroy_weights_update_group(rank_zero.group_name)
+        differences = [
+            largest_difference(reference, processor, request, [SEEN_PAGE], result)
+            for result in (kept, fresh)
+        ]
+        assert (differences[0] < server.tolerance) == server.is_embedded
+        assert differences[1] < server.tolerance
+
+    run_bounded(scenario)
+
+
+@pytest.mark.distributed
 def test_a_group_can_be_left_and_opened_again(
     server: ServerUnderTest, reference: torch.nn.Module, unused_port: Callable[[], int]
 ) -> None:
@@ -184,6 +221,7 @@ def test_an_update_under_requests_that_are_kept_stamps_each_token_with_its_maker
                 perturb(reference, only="norm"),
                 is_flattened=True,
                 weight_version=21,
+                flush_cache=False,
             )
             await client.continue_generation()
             result = await task
@@ -216,7 +254,9 @@ def test_a_bucket_of_one_dtype_may_be_sent_in_that_dtype(
                 )
                 group.create_task(
                     client.update_weights_from_distributed(
-                        bucket_of(changed, is_flattened=True), group_name=rank_zero.group_name
+                        bucket_of(changed, is_flattened=True),
+                        group_name=rank_zero.group_name,
+                        flush_cache=True,
                     )
                 )
             result = await client.generate(request)

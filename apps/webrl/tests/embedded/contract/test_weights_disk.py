@@ -47,7 +47,7 @@ def test_a_checkpoint_on_disk_is_loaded(
             await client.generate(request)
             perturb(reference)
             cast("PreTrainedModel", reference).save_pretrained(folder)
-            await client.update_weights_from_disk(str(folder), weight_version=3)
+            await client.update_weights_from_disk(str(folder), weight_version=3, flush_cache=True)
             result = await client.generate(request)
             assert set(result.versions) == {3}
             assert (
