@@ -15,6 +15,7 @@ from awrl_trainer import (
     PublisherConfig,
     PublishError,
     PublishPlan,
+    TensorSpec,
     WeightReceiver,
     XcclPublisher,
     plan_publish,
@@ -73,11 +74,11 @@ class LoggingReceiver(RecordingReceiver):
 class IndexedFake(RecordingReceiver):
     """Says which weights it holds."""
 
-    def __init__(self, index: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, index: Sequence[TensorSpec] | None) -> None:
         super().__init__("indexed")
         self._index = index
 
-    async def weight_index(self) -> Mapping[str, tuple[int, ...]]:
+    async def weight_index(self) -> Sequence[TensorSpec] | None:
         return self._index
 
 
@@ -246,19 +247,28 @@ def test_a_rejoined_receiver_is_paused_until_it_holds_the_newest_weights() -> No
     assert fresh.calls[-1] == "continue_generation"
 
 
-def test_br_49_unknown_missing_and_other_shapes_are_named_before_a_byte_is_sent() -> None:
+def held(name: str, *shape: int, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=shape)
+
+
+def test_br_49_unknown_missing_and_other_weights_are_named_before_a_byte_is_sent() -> None:
     source = RecordingSource()
-    receiver = IndexedFake({"a": (2, 3), "b": (5,), "extra": (1,)})
+    receiver = IndexedFake([held("a", 2, 3, dtype="bfloat16"), held("b", 5), held("extra", 1)])
     with pytest.raises(ManifestMismatchError) as caught:
         asyncio.run(publisher(receiver, source=source).publish(1))
     assert caught.value.unknown == ("c",)
     assert caught.value.missing == ("extra",)
-    assert caught.value.different == ("b: [4], [5]",)
+    assert caught.value.different == (
+        "a: float32 [2, 3], bfloat16 [2, 3]",
+        "b: float32 [4], float32 [5]",
+    )
     assert not [call for call in source.log if call.startswith("broadcast")]
 
 
-def test_br_49_the_number_of_updated_weights_is_the_number_expected() -> None:
-    receiver = IndexedFake({name: tuple(value.shape) for name, value in WEIGHTS.items()})
+@pytest.mark.parametrize("knows", [True, False])
+def test_br_49_the_number_of_updated_weights_is_the_number_expected(knows: bool) -> None:
+    index = [held(name, *value.shape) for name, value in WEIGHTS.items()]
+    receiver = IndexedFake(index if knows else None)
     source = RecordingSource()
     report = asyncio.run(publisher(receiver, source=source).publish(1))
     assert report.receivers == ("indexed",)

@@ -56,7 +56,7 @@ class ManifestMismatchError(TrainerError, ValueError):
         receiver: Name of the receiver.
         unknown: Names that the trainer would send and the receiver does not have.
         missing: Names that the receiver has and the trainer would not send.
-        different: ``name: sent, held`` for other shapes.
+        different: ``name: sent, held`` for other dtypes or shapes.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ManifestMismatchError(TrainerError, ValueError):
         super().__init__(
             f"weights of receiver {receiver!r} must be those of the trainer, got"
             f" unknown to the receiver: {_shorten(unknown)}; not sent: {_shorten(missing)};"
-            f" other shape: {_shorten(different)}. Start the server from the trainer's base"
+            f" other dtype or shape: {_shorten(different)}. Start the server from the trainer's base"
             " checkpoint, or pass a rename function to the manifest."
         )
 

@@ -82,7 +82,7 @@ def prepare_micro_batch(
             [row.versions[row.loss_mask] for row in chosen if row.versions is not None], np.int64
         ).to(device)
     return MicroTensors(
-        kwargs={name: value.to(device) for name, value in batch.kwargs.items()},
+        kwargs={name: _to_device(value, device) for name, value in batch.kwargs.items()},
         sources=batch.sources.to(device),
         labels=labels.to(device),
         behavior_logprobs=_concatenate(
@@ -93,6 +93,13 @@ def prepare_micro_batch(
         row_ids=torch.from_numpy(np.repeat(np.asarray(row_indices), counts)).to(device),
         mask=torch.full((sum(counts),), not is_dummy, dtype=torch.bool, device=device),
     )
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda" and not tensor.is_cuda:
+        # From pinned memory the copy does not wait for the micro-batch before, which still computes.
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _advantages(row: TrainRow) -> np.ndarray:

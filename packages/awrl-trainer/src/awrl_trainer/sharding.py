@@ -134,4 +134,7 @@ def _has_one_grad_mode(block: nn.Module) -> bool:
 
 def _checkpoint_block(block: nn.Module) -> None:
     # Inside of the block, so that parameter names stay and the block's gather hooks run around it.
-    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    # Policies run without dropout, so there is no random state to bring back.
+    block.forward = functools.partial(
+        checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+    )

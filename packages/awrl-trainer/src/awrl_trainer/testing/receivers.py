@@ -214,13 +214,11 @@ class _Server:
         if self._dies_at_update == self._num_updates:
             os.kill(os.getpid(), signal.SIGKILL)
         self._num_updates += 1
-        flat = torch.empty(
-            bucket.num_elements, dtype=torch_dtype(bucket.dtypes[0]), device=self._device
-        )
+        flat = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self._device)
         dist.broadcast(flat, src=0, group=self._groups[group_name][0])
         if flat.is_cuda:
-            torch.cuda.synchronize()
-        self._weights |= bucket.unflatten(flat)
+            torch.cuda.synchronize(flat.device)
+        self._weights |= bucket.unflatten(flat.view(torch_dtype(bucket.dtypes[0])))
         if version is not None:
             self._version = version
 
@@ -240,6 +238,8 @@ class _Server:
 
 def _serve(pipe: Connection, dies_at_update: int | None, device: str) -> None:
     torch.set_num_threads(1)
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)
     server = _Server(dies_at_update, device)
     methods = {
         "ping": server.ping,

@@ -6,10 +6,15 @@ Invariants:
 * A group's name is used once; the default process group is never touched.
 * The group is formed as SGLang forms it: `tcp://` rendezvous, `PrefixStore(group_name)`, then torch's
   own construction. Both sides must agree on every key in the store.
+* A broadcast that a member never joins becomes an error within the group's time-out, with nccl too,
+  where torch's own watchdog would end the process instead.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -87,20 +92,48 @@ def form_group(
     prefixed = PrefixStore(group_name, store)
     prefixed.set_timeout(timeout)
     helper: Any = c10d._new_process_group_helper  # pyright: ignore[reportPrivateUsage]
-    group, _ = helper(
-        world_size,
-        rank,
-        [],
-        dist.Backend(backend),
-        prefixed,
-        group_name=group_name,
-        timeout=timeout,
-    )
+    with _blocking_wait():
+        group, _ = helper(
+            world_size,
+            rank,
+            [],
+            dist.Backend(backend),
+            prefixed,
+            group_name=group_name,
+            timeout=timeout,
+        )
     world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
     world.pg_group_ranks[group] = {member: member for member in range(world_size)}
     return group
 
 
-def destroy_group(group: dist.ProcessGroup) -> None:
-    """Leave the group and free its name."""
+def destroy_group(group: dist.ProcessGroup, *, is_broken: bool = False) -> None:
+    """Leave the group and free its name.
+
+    Args:
+        group: What `form_group` returned.
+        is_broken: A collective failed: communicators are aborted, nobody is waited for.
+    """
+    if is_broken and dist.get_backend(group) == "nccl":
+        abort: Any = c10d._abort_process_group  # pyright: ignore[reportPrivateUsage]
+        abort(group)
+        return
     dist.destroy_process_group(group)
+
+
+@contextmanager
+def _blocking_wait() -> Generator[None]:
+    """Let a nccl group built in here raise from `wait` after its time-out.
+
+    Torch reads the variable when it builds a group; those of the trainer's own ranks stay as they are.
+    """
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

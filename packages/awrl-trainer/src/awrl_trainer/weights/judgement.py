@@ -84,7 +84,7 @@ async def quarantine_corrupt(
     )
     members.quarantine_failed(outcomes, "verify")
     for name, outcome in outcomes.items():
-        held = outcome.value or sent
+        held = sent if outcome.value is None else outcome.value
         wrong = [weight for weight in names if held.get(weight) != sent[weight]]
         if wrong:
             members.quarantine(name, f"verify: other bytes of {wrong}")

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -172,24 +172,25 @@ def plan_publish(
     )
 
 
-def check_index(plan: PublishPlan, index: Mapping[str, tuple[int, ...]], *, receiver: str) -> None:
+def check_index(plan: PublishPlan, index: Iterable[TensorSpec], *, receiver: str) -> None:
     """Compare what would be sent with what a receiver's checkpoint holds.
 
     Args:
         plan: What would be sent.
-        index: Shape of each weight that the receiver holds, by name.
+        index: Each weight that the receiver holds.
         receiver: Its name, for the error.
 
     Raises:
-        ManifestMismatchError: An unknown name, a missing one, or another shape.
+        ManifestMismatchError: An unknown name, a missing one, another dtype or shape.
     """
-    sent = {spec.name: spec.shape for spec in plan.specs}
-    unknown = [name for name in sent if name not in index]
-    missing = [name for name in index if name not in sent]
+    sent = {spec.name: spec for spec in plan.specs}
+    held = {spec.name: spec for spec in index}
+    unknown = [name for name in sent if name not in held]
+    missing = [name for name in held if name not in sent]
     different = [
-        f"{name}: {list(shape)}, {list(index[name])}"
-        for name, shape in sent.items()
-        if name in index and tuple(index[name]) != shape
+        f"{name}: {spec.dtype} {list(spec.shape)}, {held[name].dtype} {list(held[name].shape)}"
+        for name, spec in sent.items()
+        if name in held and held[name] != spec
     ]
     if unknown or missing or different:
         raise ManifestMismatchError(receiver, unknown=unknown, missing=missing, different=different)

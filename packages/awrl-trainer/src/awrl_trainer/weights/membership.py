@@ -189,7 +189,8 @@ class Membership:
             if name in self._checked or not isinstance(receiver, IndexedReceiver):
                 continue
             index = await self._within(receiver.weight_index())
-            check_index(plan, index, receiver=name)
+            if index is not None:
+                check_index(plan, index, receiver=name)
             self._checked.add(name)
 
     async def _within(self, awaitable: Awaitable[T]) -> T:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from awrl_trainer.weights.manifest import Bucket, PublishPlan
+from awrl_trainer.weights.manifest import Bucket, PublishPlan, TensorSpec
 
 __all__ = [
     "BucketTiming",
@@ -152,17 +152,20 @@ class WeightReceiver(Protocol):
 
 @runtime_checkable
 class IndexedReceiver(Protocol):
-    """A receiver that can say what its checkpoint holds; the check is skipped for others."""
+    """A receiver that may know what its checkpoint holds; the check is skipped for others."""
 
-    async def weight_index(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each weight of its checkpoint, by name, tied ones once."""
+    async def weight_index(self) -> Sequence[TensorSpec] | None:
+        """Return each weight of its checkpoint, tied ones once; None when the server can't say."""
         ...
 
 
 @runtime_checkable
 class VerifiableReceiver(Protocol):
-    """A receiver that can say which bytes it holds; the check is skipped for others."""
+    """A receiver that may know which bytes it holds; the check is skipped for others."""
 
-    async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return the checksum of each named weight (`tensor_checksum`)."""
+    async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str] | None:
+        """Return the checksum of each named weight (`tensor_checksum`).
+
+        None when the server can't say.
+        """
         ...

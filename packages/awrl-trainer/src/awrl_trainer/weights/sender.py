@@ -122,7 +122,7 @@ class WeightSender:
             try:
                 work.wait()
             except RuntimeError as error:
-                self._ahead = None
+                self.close_group(is_broken=True)
                 raise PublishError(
                     f"bucket {index} must reach every receiver, got: {error}."
                     " A member of the group died or is stuck.",
@@ -132,11 +132,11 @@ class WeightSender:
                 torch.cuda.synchronize(flat.device)
         return BucketTiming(gather_s=sending - started, broadcast_s=self._clock() - sending)
 
-    def close_group(self) -> None:
-        """Leave the group and close the store."""
+    def close_group(self, *, is_broken: bool = False) -> None:
+        """Leave the group and close the store; a broken group's other members are not asked."""
         group, self._group, self._store, self._ahead = self._group, None, None, None
         if group is not None:
-            destroy_group(group)
+            destroy_group(group, is_broken=is_broken)
 
     def gather(self, bucket: Bucket) -> Tensor:
         """Return the flat tensor of a bucket in the receivers' dtype; called on all ranks."""
@@ -174,7 +174,8 @@ class WeightSender:
                 "a group must be formed before broadcast_bucket, got none. Call join_group.",
                 phase="broadcast",
             )
-        return dist.broadcast(flat, src=0, group=self._group, async_op=True)
+        # As bytes: what SGLang receives a flattened bucket as, whatever the dtypes in it.
+        return dist.broadcast(flat.view(torch.uint8), src=0, group=self._group, async_op=True)
 
 
 class PublishingActor(Protocol):
