@@ -167,7 +167,7 @@ def test_a_fit_meets_its_target() -> None:
 
 def test_a_run_that_would_stop_stops_the_simulation() -> None:
     with pytest.raises(RunFailedError, match="share of faults"):
-        simulate_asynchronous(config("env.episode_timeout_s=30"), model())
+        simulate_asynchronous(config(), model("episode.step_s=1000"))
 
 
 def test_a_sweep_keeps_all_devices_in_use_and_finds_the_busiest() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from webrl.simulate.assumptions import Assumptions, resolve_assumptions, with_settings
 from webrl.simulate.figures import ModeFigures, Recording
 from webrl.simulate.model import SimulationModel
+from webrl.simulate.plans import hazard_of_mean
 from webrl.simulate.pools import simulate_asynchronous, simulate_synchronous
 from webrl.simulate.report import (
     assumptions_table,
@@ -33,6 +34,7 @@ __all__ = [
     "best_point",
     "figures_table",
     "fit",
+    "hazard_of_mean",
     "measured_table",
     "read_trace",
     "resolve_assumptions",

@@ -51,6 +51,34 @@ class Layout:
         return Layout(num_servers=devices, num_ranks=devices)
 
 
+class EndlessGroups(TaskStream):
+    """Groups 0, 1, 2 and so on without a page: a plan knows them by their number."""
+
+    def __init__(self, group_size: int) -> None:
+        """Start at group 0.
+
+        Args:
+            group_size: Episodes of a group.
+        """
+        super().__init__([], num_seeds=1, group_size=group_size, seed=0)
+        self._size = group_size
+        self._next = 0
+
+    def next_group(self) -> list[EpisodeRequest]:
+        """Return the requests of the next group."""
+        index = self._next
+        self._next += 1
+        return [
+            EpisodeRequest(
+                episode_id=f"{index}/{member}",
+                group_id=str(index),
+                member=member,
+                group_size=self._size,
+            )
+            for member in range(self._size)
+        ]
+
+
 class Stage:
     """One mode's simulation: what exists whatever the pool."""
 
@@ -79,12 +107,7 @@ class Stage:
         self.servers = [SimulatedServer(self.line, model.server) for _ in range(layout.num_servers)]
         self.plans = ModelPlans(model.episode, seed=config.seed) if plans is None else plans
         self.workflow = SimulatedEpisodes(self.line, self.servers, self.plans)
-        self.stream = TaskStream(
-            [entry.name for entry in config.tasks],
-            num_seeds=config.env.num_train_seeds,
-            group_size=config.gconfig.n_samples,
-            seed=config.seed,
-        )
+        self.stream = EndlessGroups(config.gconfig.n_samples)
         self.filter = GroupFilter(self.stream)
         self.retry = RetryPolicy(
             max_retries=config.rollout.max_attempts - 1, base_delay_s=RETRY_DELAY_S

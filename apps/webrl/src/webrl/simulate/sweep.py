@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,9 @@ _NUM_SPLITS = 8
 _TIE = 0.01
 """Throughputs closer than this are equal: the fresher one wins."""
 _FIT_ROUNDS = 8
-"""Halvings of an interval between 1 and 2: 0.3 % is below a simulation's own noise."""
+"""Interpolations of a fit at most; two or three are usual."""
+_CLOSE = 0.005
+"""A fit this near is done: below a simulation's own noise."""
 _WIDEST = 64.0
 """Largest factor of a fit, either way."""
 
@@ -129,21 +132,25 @@ def fit(
     def reached(factor: float) -> float:
         return figure(simulate_asynchronous(config, scaled(factor).model).figures())
 
-    low = high = 1.0
-    while reached(high) < target and high < _WIDEST:
-        low, high = high, 2.0 * high
-    while reached(low) > target and low > 1.0 / _WIDEST:
-        low, high = low / 2.0, low
-    if high > _WIDEST or low < 1.0 / _WIDEST:
+    low = high = (1.0, reached(1.0))
+    while high[1] < target and high[0] < _WIDEST:
+        low, high = high, (2.0 * high[0], reached(2.0 * high[0]))
+    while low[1] > target and low[0] > 1.0 / _WIDEST:
+        low, high = (low[0] / 2.0, reached(low[0] / 2.0)), low
+    if not low[1] <= target <= high[1]:
         raise ConfigError(
-            f"the fitted figure must be able to reach {target:g}, got {reached(1.0):g} before and no "
-            f"factor up to {_WIDEST:g} on {', '.join(keys)} that meets it. Fit other keys."
+            f"the fitted figure must be able to reach {target:g}, got {low[1]:g} to {high[1]:g} with "
+            f"{', '.join(keys)} scaled by {low[0]:g} to {high[0]:g}. Fit other keys."
         )
+    factor = low[0]
     for _ in range(_FIT_ROUNDS):
-        middle = (low * high) ** 0.5
-        if reached(middle) < target:
-            low = middle
+        share = math.log(target / low[1]) / max(1e-12, math.log(high[1] / low[1]))
+        factor = low[0] * (high[0] / low[0]) ** min(0.95, max(0.05, share))
+        value = reached(factor)
+        if abs(value / target - 1.0) < _CLOSE:
+            break
+        if value < target:
+            low = (factor, value)
         else:
-            high = middle
-    factor = (low * high) ** 0.5
+            high = (factor, value)
     return scaled(factor), factor
