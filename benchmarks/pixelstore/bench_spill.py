@@ -1,7 +1,7 @@
 """The same screenshots held as plain Ray objects and in the store: what Ray's store says.
 
-Writes `spill.png` beside this file: bytes resident in Ray's object store and bytes spilled to disk,
-against screenshots held.
+Writes `benchmarks/results/pixelstore-spill.png`: bytes resident in Ray's object store and bytes
+spilled to disk, against screenshots held.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 
 NUM_SCREENS = 240
 MB = 10**6
-PICTURE = Path(__file__).with_name("spill.png")
+PICTURE = Path(__file__).parents[1] / "results" / "pixelstore-spill.png"
 
 
 def accounting() -> tuple[float, float]:
@@ -73,5 +73,6 @@ def draw(in_store: list[tuple[float, float]], plain: list[tuple[float, float]]) 
         axes[column].set(title=title, xlabel="screenshots held (1280x720x3)", ylabel="MB")
         axes[column].legend()
     figure.tight_layout()
+    PICTURE.parent.mkdir(exist_ok=True)
     figure.savefig(PICTURE, dpi=110)
     plt.close(figure)

@@ -51,6 +51,23 @@ def test_blocking_calls_go_round(
     assert store.missing(keys) == [keys[0], keys[2]]
 
 
+def test_what_writers_and_readers_do_to_their_arrays_changes_nothing_stored(
+    store: PixelStoreClient, make_array: MakeArray
+) -> None:
+    image = make_array(1)
+    key = store.put(image, trajectory_id="a")
+    image[:] = 0
+    other = PixelStoreClient(store.spec)
+    for reader in (store, other, store):
+        got = np.asarray(reader.get_many([key])[0])
+        np.testing.assert_array_equal(got, make_array(1))
+        with pytest.raises(ValueError, match="read-only"):
+            got[:] = 0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            got.flags.writeable = True
+        got.copy()[:] = 0
+
+
 async def _go_round(store: PixelStoreClient, images: list[NDArray[np.uint8]]) -> None:
     keys = await store.put_many_async(images, trajectory_id="a")
     assert await store.put_async(images[0], trajectory_id="b") == keys[0]

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def process_of(run_id: str, shard: int) -> int:
 
 
 @contextmanager
-def stopped(process: int) -> Iterator[None]:
+def stopped(process: int) -> Generator[None]:
     """Keep a process from running, so that a call to it is under way."""
     os.kill(process, signal.SIGSTOP)
     try:

@@ -34,11 +34,12 @@ def object_store() -> Any:
 def resident_bytes_after_settling(limit: int) -> int:
     """Return bytes in the object store; Ray frees in batches, so ask until few enough or 10 s."""
     gc.collect()
+    used: int = object_store().object_store_bytes_used
     for _ in range(200):
-        used = object_store().object_store_bytes_used
         if used <= limit:
             break
         threading.Event().wait(0.05)
+        used = object_store().object_store_bytes_used
     return used
 
 
@@ -130,7 +131,7 @@ async def live_all(store: PixelStoreClient, rounds: range, image: NDArray[np.uin
 def test_ten_thousand_trajectories_leave_the_actors_as_they_were(make_array: MakeArray) -> None:
     store = get_or_create_pixel_store("long-lived")
     handle: Any = ray.get_actor(actor_name("long-lived", 0), namespace=NAMESPACE)
-    shard = ray.get(handle.__ray_call__.remote(lambda actor: os.getpid()))
+    shard: Any = ray.get(handle.__ray_call__.remote(lambda actor: os.getpid()))
     image = make_array(0, (60, 80, 3))
     asyncio.run(live_all(store, range(0, 2000, 125), image))
     before = private_bytes(shard), private_bytes(os.getpid())

@@ -70,6 +70,11 @@ class PixelStoreShard:
         self._timer: asyncio.TimerHandle | None = None
         self._is_flushing = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no image."""
+        return self._core is None or not self._core.usage()[0]
+
     async def hello(self) -> StoreSpec | PixelStoreError | None:
         """Return what the store's creator fixed; why there is no store; None once closed."""
         self._note_call()

@@ -40,6 +40,18 @@ class ShardActor(PixelStoreShard):
         context = ray.get_runtime_context()
         is_restarted = bool(context.was_current_actor_reconstructed)
         super().__init__(spec, shard, end=_end_this_actor, is_restarted=is_restarted)
+        home = spec.layout[shard]
+        self._is_astray = context.get_node_id() != home and home in _living_nodes()
+
+    async def hello(self) -> StoreSpec | PixelStoreError | None:
+        """Answer as every shard; one that holds nothing and is on a wrong node closes instead.
+
+        The affinity is soft, so that a shard outlives its node; the scheduler's view of the nodes
+        lags behind by moments, in which soft means anywhere.
+        """
+        if self._is_astray and self.is_empty:
+            await self.stop(True, None)
+        return await super().hello()
 
 
 def _end_this_actor() -> None:
@@ -95,14 +107,17 @@ def get_or_create_pixel_store(
 def _try_to_join(wanted: StoreSpec, deadline: float) -> StoreSpec | None:
     """Return the agreed spec; None when an actor was just ending, so that it is worth a retry."""
     try:
-        spec = _hello([_shard(wanted, 0)], deadline)[0]
-        if spec is not None:
+        first = _shard(wanted, 0)
+        spec = _hello([first], deadline)[0]
+        if spec is None:
+            ray.kill(first, no_restart=True)
+        else:
             others = [_shard(spec, shard) for shard in range(1, len(spec.layout))]
             answers = _hello(others, deadline)
             stale = [h for h, answer in zip(others, answers, strict=True) if answer != spec]
             stale += list(_beyond(spec))
             for handle in stale:
-                logger.warning("ending a shard of an earlier store of run %r", spec.run_id)
+                logger.warning("ending a misplaced or earlier shard of run %r", spec.run_id)
                 ray.kill(handle, no_restart=True)
             return None if stale else spec
     except GetTimeoutError:
@@ -132,7 +147,7 @@ def _shard(spec: StoreSpec, shard: int) -> "ActorHandle[ShardActor]":
 
 
 def _hello(handles: "list[ActorHandle[ShardActor]]", deadline: float) -> list[StoreSpec | None]:
-    """Return what each shard agreed to; None for one that is closed."""
+    """Return what each shard agreed to; None for one that is closed or astray."""
     references = [handle.hello.remote() for handle in handles]
     answers = ray.get(references, timeout=max(deadline - time.monotonic(), 0.0))
     for handle, answer in zip(handles, answers, strict=True):
@@ -151,7 +166,10 @@ def _beyond(spec: StoreSpec) -> "Iterator[ActorHandle[ShardActor]]":
 
 def _layout(num_shards: int | None) -> tuple[str, ...]:
     here = ray.get_runtime_context().get_node_id()
-    alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-    nodes = [here, *(node for node in alive if node != here)]
+    nodes = [here, *sorted(_living_nodes() - {here})]
     count = len(nodes) if num_shards is None else num_shards
     return tuple(nodes[shard % len(nodes)] for shard in range(count))
+
+
+def _living_nodes() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
