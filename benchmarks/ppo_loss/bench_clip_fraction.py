@@ -1,6 +1,6 @@
 """Clip fraction of the decoupled and of the coupled update, on the same rollouts, by staleness.
 
-    python benchmarks/ppo_loss/bench_clip_fraction.py > clip_fraction.json     # 5 minutes, two cores
+    python benchmarks/ppo_loss/bench_clip_fraction.py > clip_fraction.json   # about 5 CPU minutes
     python benchmarks/ppo_loss/bench_clip_fraction.py seed=1 > clip_fraction.json
 
 Runs the parts of `webrl train --config laptop` in turns: its warmed-up Qwen3-VL, its task's pages in

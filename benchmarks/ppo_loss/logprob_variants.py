@@ -48,6 +48,10 @@ def fused_compiled(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
     return logprobs_from_hidden(hidden, head, labels, use_compile=True)
 
 
+def fused_float32_sum(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
+    return logprobs_from_hidden(hidden, head, labels, accumulation_dtype=torch.float32)
+
+
 def others() -> tuple[list[Variant], dict[str, str]]:
     """Return the functions of other libraries that import here, and why the rest does not."""
     variants: list[Variant] = []
@@ -72,6 +76,8 @@ def all_variants(sizes: Sizes) -> tuple[list[Variant], dict[str, str]]:
     """Return ours, those of other libraries, and why the others are missing."""
     variants = [Variant("naive", naive), Variant("from_logits", from_logits)]
     variants.append(Variant("fused", fused))
+    if sizes.dtype == torch.bfloat16:
+        variants.append(Variant("fused_float32_sum", fused_float32_sum))
     if sizes.use_compile:
         variants.append(Variant("fused_compiled", fused_compiled))
     found, missing = others()
