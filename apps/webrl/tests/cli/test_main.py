@@ -57,6 +57,18 @@ def test_tasks_lists_names_that_a_config_can_hold(capsys: pytest.CaptureFixture[
     assert main(["tasks", "no such task"]) == 2
 
 
+def test_tasks_checks_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(
+        '{"task_id": 1, "task_name": "Look.", "website": "shop.example",'
+        ' "evaluator_reference": ["A lamp"]}'
+    )
+    assert main(["tasks", f"webgym:{file}"]) == 0
+    assert "webgym/1" in capsys.readouterr().out
+    file.write_text("{}")
+    assert main(["tasks", f"webgym:{file}"]) == 2
+
+
 def test_a_dry_run_shows_what_overrides_decide(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--config", "laptop", "--dry-run", "rollout.max_head_offpolicyness=3"]
     assert main(words) == 0

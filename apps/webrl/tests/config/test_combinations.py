@@ -155,6 +155,7 @@ def test_a_concurrency_above_the_staleness_bound_warns() -> None:
         ([SHARED, "cluster.n_inference_servers=0"], "has no effect: the run is synchronous"),
         (["policy.path=/p", "policy.init.seed=3"], "policy.init has no effect"),
         (["env.jpeg_quality=50"], "env.jpeg_quality has no effect"),
+        (["env.action_mode=set_of_marks"], "the tiny policy was warmed up on positions"),
         (["gconfig.top_p=0.9"], "the behavior weights are biased"),
         (["checkpoint.save_every=1000"], "never comes due within total_steps"),
     ],

@@ -97,6 +97,29 @@ def test_routes_answer_before_files(tmp_path: Path) -> None:
     assert asyncio.run(main()) == (200, "text/plain", b"route /fault/x")
 
 
+def test_a_request_that_is_never_answered_ends_with_its_client() -> None:
+    async def main() -> None:
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def never(_: web.BaseRequest) -> web.StreamResponse:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            raise AssertionError("nobody sets the event")
+
+        async with TaskServer(routes={"/never": never}) as server:
+            async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
+                asked = tasks.create_task(http.get(server.base_url + "/never").__aenter__())
+                await begun.wait()
+                asked.cancel()
+            async with asyncio.timeout(30):
+                await ended.wait()
+
+    asyncio.run(main())
+
+
 def test_the_address_needs_a_running_server(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="base_url must be read while the server runs"):
         TaskServer(root=tmp_path).base_url  # noqa: B018

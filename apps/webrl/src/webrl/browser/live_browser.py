@@ -41,9 +41,10 @@ SWITCHES = (
     "--disable-lcd-text",
     "--disable-quic",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--js-flags=--max-old-space-size=1024",
 )
-"""Beyond Playwright's own: a DevTools port on loopback, grey instead of coloured text edges, and
-no way around the guard by UDP."""
+"""Beyond Playwright's own: a DevTools port on loopback, grey instead of coloured text edges, no way
+around the guard by UDP, and a page that fills its heap crashes at 1 GiB instead of at 4."""
 
 _PORT_FILE = "DevToolsActivePort"
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from webrl.cli.command import Commands
 from webrl.errors import TaskError
-from webrl.tasks import load_tasks, task_names
+from webrl.tasks import FILE_PREFIXES, load_tasks, task_names
 
 __all__ = ["add_command"]
 
@@ -18,13 +18,21 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "tasks", help="list the tasks", description="List the tasks that a configuration can name."
     )
-    parser.add_argument("filter", nargs="?", default="", help="only names that hold this text")
+    parser.add_argument(
+        "filter",
+        nargs="?",
+        default="",
+        help="only names that hold this text; tasks:PATH or webgym:PATH for those of a file",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """List one task a line: name, page size, steps."""
-    tasks = [task for task in load_tasks(task_names()) if arguments.filter in task.full_name]
+    if arguments.filter.startswith(FILE_PREFIXES):
+        tasks = load_tasks([arguments.filter])
+    else:
+        tasks = [task for task in load_tasks(task_names()) if arguments.filter in task.full_name]
     if not tasks:
         raise TaskError(
             f"filter must match a task, got {arguments.filter!r}. Leave it out for all."

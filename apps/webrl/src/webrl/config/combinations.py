@@ -250,6 +250,11 @@ def _effect_warnings(config: WebRLConfig) -> list[str]:
         )
     if config.judge.url is not None and not any(task.is_judged for task in config.tasks):
         warnings.append("judge has no effect: no task has a rubric (webgym:PATH).")
+    if config.env.action_mode == "set_of_marks" and config.policy.path is None:
+        warnings.append(
+            "env.action_mode = 'set_of_marks': the tiny policy was warmed up on positions, its clicks "
+            "are invalid here. Set policy.path."
+        )
     if config.policy.path is not None and config.policy.init != PolicyInitSection():
         warnings.append("policy.init has no effect: policy.path is set.")
     if (

@@ -3,7 +3,7 @@
 from webrl.tasks.faults import FAULT_CASES, FaultCase
 from webrl.tasks.miniwob import html_root, miniwob_names, miniwob_task
 from webrl.tasks.oracle import ORACLE_TASKS, oracle, target_map
-from webrl.tasks.registry import load_task, load_tasks, task_names
+from webrl.tasks.registry import FILE_PREFIXES, load_task, load_tasks, task_names
 from webrl.tasks.server import Handler, TaskServer
 from webrl.tasks.task import ResetMode, Rubric, Task, Viewport
 from webrl.tasks.task_file import load_task_file
@@ -11,6 +11,7 @@ from webrl.tasks.webgym import load_webgym_file
 
 __all__ = [
     "FAULT_CASES",
+    "FILE_PREFIXES",
     "FaultCase",
     "Handler",
     "ORACLE_TASKS",

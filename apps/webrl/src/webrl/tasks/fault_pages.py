@@ -62,6 +62,9 @@ FAULT_PAGES: Mapping[str, FaultPage] = {
     "bounce": FaultPage(script="setTimeout(() => location.replace('bounce-back.html'), 20);"),
     "bounce-back": FaultPage(script="setTimeout(() => location.replace('bounce.html'), 20);"),
     "window-close": _on_click("window.close()"),
+    "oom": _on_click(
+        "const all = []; for (let i = 0;; i++) all.push(new Array(1e5).fill(i + 0.5))"
+    ),
     "debugger": _on_click("debugger; window.after = true", holds="window.after === true"),
     "throw": _on_click("throw new Error('from the page')"),
     # Things that never arrive.
@@ -73,6 +76,7 @@ FAULT_PAGES: Mapping[str, FaultPage] = {
     "script-never": FaultPage(body='<script async src="never"></script>'),
     "stream": FaultPage(script="window.source = new EventSource('stream');"),
     "link-never": _link("never"),
+    "long-poll": _on_click("fetch('never')"),
     # Storms.
     "fetch-storm": _on_click("for (let i = 0; i < 200; i++) fetch('no-content?' + i)"),
     "socket-storm": _on_click(
@@ -114,6 +118,7 @@ FAULT_PAGES: Mapping[str, FaultPage] = {
             "window.holds = () => document.getElementById('trouble').value === 'two';"
         ),
     ),
+    "date": FaultPage(trouble='<input id="trouble" type="date" style="background:#eee">'),
     "fullscreen": _on_click("document.documentElement.requestFullscreen()"),
     "geolocation": _on_click(
         "navigator.geolocation.getCurrentPosition(() => {}, () => { window.denied = true; })"
@@ -131,6 +136,9 @@ FAULT_PAGES: Mapping[str, FaultPage] = {
     "link-auth": _link("auth"),
     "link-cut": _link("cut"),
     "link-loop": _link("loop"),
+    "link-private": _link("http://10.0.0.1/"),
+    "link-unknown-host": _link("http://no-such-host.invalid/"),
+    "link-unsafe-port": _link("http://example.invalid:1/"),
     # What must not survive an episode.
     "storage": FaultPage(
         script=(

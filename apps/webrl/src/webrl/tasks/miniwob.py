@@ -16,10 +16,18 @@ from functools import cache
 from pathlib import Path
 
 from webrl.errors import TaskError
-from webrl.tasks.miniwob_notes import MAX_STEPS, RELOAD, THRESHOLD, UNSTEADY, UNSUITED, VIEWPORTS
+from webrl.tasks.miniwob_notes import (
+    FLIGHTS,
+    MAX_STEPS,
+    RELOAD,
+    THRESHOLD,
+    UNSTEADY,
+    VIEWPORTS,
+)
 from webrl.tasks.task import Task, Viewport
 
 SUITE = "miniwob"
+_FLIGHT = "flight."
 
 _STYLE = (
     "#reward-display,#click-canvas,#sync-task-cover{display:none!important}"
@@ -39,7 +47,7 @@ START_SCRIPT = (
     " Math.seedrandom(SEED);"
     " core.EPISODE_MAX_TIME = 1e9;"
     " core.startEpisodeReal();"
-    " for (let i = 0; i < 200 && !WOB_TASK_READY; i++) await new Promise(r => setTimeout(r, 10));"
+    " for (let i = 0; i < 250 && !WOB_TASK_READY; i++) await new Promise(r => setTimeout(r, 10));"
     " const goal = core.getUtterance();"
     " return {goal: typeof goal === 'string' ? goal : goal.utterance};"
     "})()"
@@ -64,27 +72,25 @@ def html_root() -> Path:
 
 
 @cache
-def page_names() -> tuple[str, ...]:
-    """Return the names of every page in the distribution, sorted."""
-    return tuple(sorted(path.stem for path in (html_root() / "miniwob").glob("*.html")))
-
-
 def miniwob_names() -> tuple[str, ...]:
-    """Return the names of the pages that a pointer and a keyboard can do, sorted."""
-    return tuple(name for name in page_names() if name not in UNSUITED)
+    """Return the names of everything in the distribution, sorted: its pages and its flights."""
+    pages = [path.stem for path in (html_root() / "miniwob").glob("*.html")]
+    return tuple(sorted([*pages, *(f"{_FLIGHT}{name}" for name in FLIGHTS)]))
 
 
 def miniwob_task(name: str) -> Task:
     """Return the task of one page.
 
     Args:
-        name: File name of the page without its ending, such as `click-test-2`.
+        name: File name of the page without its ending, such as `click-test-2`, or a flight such
+            as `flight.AA`.
     """
+    folder = name.removeprefix(_FLIGHT)
     width, height = VIEWPORTS.get(name, (160, 224))
     return Task(
         suite=SUITE,
         name=name,
-        url=f"/miniwob/{name}.html",
+        url=f"/miniwob/{name}.html" if folder == name else f"/flight/{folder}/wrapper.html",
         max_steps=MAX_STEPS.get(name, 10),
         success_threshold=THRESHOLD.get(name, 0.5),
         reset="reload" if name in RELOAD else "keep_page",

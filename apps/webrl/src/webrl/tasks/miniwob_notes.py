@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-UNSUITED: frozenset[str] = frozenset()
-"""Pages that neither a pointer nor a keyboard can finish."""
+FLIGHTS = ("AA", "Alaska", "Alaska-auto", "Alaska-auto-medium")
+"""FlightWoB: sites of airlines in a frame, in folders of their own. Together with the single pages
+this is all that the distribution ships, and a pointer and a keyboard can do all of it."""
 
 RELOAD: frozenset[str] = frozenset(
     {
@@ -16,6 +17,10 @@ RELOAD: frozenset[str] = frozenset(
         "drag-items",
         "drag-items-grid",
         "drag-sort-numbers",
+        "flight.AA",
+        "flight.Alaska",
+        "flight.Alaska-auto",
+        "flight.Alaska-auto-medium",
         "form-sequence",
         "hot-cold",
         "navigate-tree",
@@ -43,6 +48,10 @@ UNSTEADY: frozenset[str] = frozenset(
         "email-inbox-noscroll",
         "email-inbox-reply",
         "email-inbox-star-reply",
+        "flight.AA",
+        "flight.Alaska",
+        "flight.Alaska-auto",
+        "flight.Alaska-auto-medium",
         "moving-items",
         "navigate-tree",
         "order-food",
@@ -69,16 +78,25 @@ MAX_STEPS: Mapping[str, int] = {
     "ascending-numbers": 7,
     "tic-tac-toe": 6,
     "simon-says": 6,
+    "flight.AA": 30,
+    "flight.Alaska": 30,
+    "flight.Alaska-auto": 30,
+    "flight.Alaska-auto-medium": 30,
 }
 """Actions of one episode where the default of 10 is not apt."""
 
-THRESHOLD: Mapping[str, float] = {}
-"""Smallest raw reward that is success, where the default of 0.5 is not apt."""
+THRESHOLD: Mapping[str, float] = {f"flight.{name}": 0.99 for name in FLIGHTS}
+"""Smallest raw reward that is success, where the default of 0.5 is not apt: a flight's is the share
+of right fields."""
 
 VIEWPORTS: Mapping[str, tuple[int, int]] = {
     "buy-ticket": (160, 240),
     "click-pie": (160, 400),
     "click-pie-nodelay": (160, 400),
+    "flight.AA": (375, 667),
+    "flight.Alaska": (375, 667),
+    "flight.Alaska-auto": (375, 667),
+    "flight.Alaska-auto-medium": (375, 667),
     "simon-says": (160, 240),
 }
-"""Width and height of pages that are higher than 224 pixels."""
+"""Width and height of pages that are larger than 160 x 224 pixels."""

@@ -11,11 +11,14 @@ from collections.abc import Iterable
 from webrl.errors import TaskError
 from webrl.tasks.faults import FAULT_CASES
 from webrl.tasks.faults import SUITE as FAULT_SUITE
-from webrl.tasks.miniwob import SUITE, miniwob_names, miniwob_task, page_names
+from webrl.tasks.miniwob import SUITE, miniwob_names, miniwob_task
 from webrl.tasks.task import Task
 from webrl.tasks.task_file import PREFIX, load_task_file
 from webrl.tasks.webgym import PREFIX as WEBGYM_PREFIX
 from webrl.tasks.webgym import load_webgym_file
+
+FILE_PREFIXES = (PREFIX, WEBGYM_PREFIX)
+"""What stands before the path of a file of tasks."""
 
 
 def task_names() -> tuple[str, ...]:
@@ -52,7 +55,7 @@ def load_task(name: str) -> Task:
         TaskError: the name is not known; the message holds the nearest one.
     """
     suite, _, page = name.partition("/")
-    if suite == SUITE and page in page_names():
+    if suite == SUITE and page in miniwob_names():
         return miniwob_task(page)
     if suite == FAULT_SUITE and page in FAULT_CASES:
         return FAULT_CASES[page].task

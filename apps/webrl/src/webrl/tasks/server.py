@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BACKLOG = 1024
 """Connections that may wait to be accepted; the kernel caps it at `net.core.somaxconn`."""
+_SHUTDOWN_S = 1.0
+"""For answers under way when the server closes; the browsers that wait for them are gone by then."""
 
 Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 """Answers requests below one path prefix."""
@@ -67,7 +69,9 @@ class TaskServer:
 
     async def __aenter__(self) -> TaskServer:
         """Start to listen."""
-        runner = web.ServerRunner(web.Server(self._answer))
+        # A page that went away ends its request, also one that is never answered.
+        server = web.Server(self._answer, handler_cancellation=True)
+        runner = web.ServerRunner(server, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         await web.TCPSite(runner, self._host, self._port, backlog=BACKLOG).start()
         self._runner = runner
