@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 MakeArray = Callable[..., NDArray[np.uint8]]
-NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 START_ATTEMPTS = 4
 LIMIT_S = 240.0
 """Ample: a busy machine takes its time to start processes, and nothing here is about time."""
