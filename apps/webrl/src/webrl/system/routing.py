@@ -2,12 +2,12 @@
 
 Invariants:
     * siblings of a group go to one server, so that they share its prefix cache;
+    * a server that gives no answer rests, and its groups go to another one meanwhile;
     * after ``set_servers`` no further attempt goes to a server that is not in the list.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 
 from awrl_rollout import (
@@ -15,10 +15,13 @@ from awrl_rollout import (
     GenerateResult,
     GenerationConfig,
     InterruptibleGenerator,
-    ServerUnavailableError,
     SGLangClient,
     SGLangClientConfig,
+    StickyRouter,
 )
+
+MAX_FAILURES = 8
+"""With the generator's waits about 7 s: by then a server's death is known and requests are held."""
 
 
 class ServerRouter:
@@ -33,7 +36,7 @@ class ServerRouter:
         """
         self._config = SGLangClientConfig(initial_version=initial_version)
         self._clients: dict[str, SGLangClient] = {}
-        self._urls: tuple[str, ...] = ()
+        self._router = StickyRouter({}, key=_group_of)
         self.set_servers(urls)
 
     def set_servers(self, urls: Sequence[str]) -> None:
@@ -41,7 +44,7 @@ class ServerRouter:
         for url in urls:
             if url not in self._clients:
                 self._clients[url] = SGLangClient(url, config=self._config)
-        self._urls = tuple(urls)
+        self._router.set_clients({url: self._clients[url] for url in urls})
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Return one attempt of the server that the request's group belongs to.
@@ -50,17 +53,17 @@ class ServerRouter:
             ServerUnavailableError: No server is known, or it gave no answer.
             ServerRefusedError: The server says that the request is wrong.
         """
-        if not self._urls:
-            raise ServerUnavailableError("servers must be at least one, got none. All are down.")
-        group = request.episode_id.partition("/")[0]
-        url = self._urls[zlib.crc32(group.encode()) % len(self._urls)]
-        return await self._clients[url].generate(request)
+        return await self._router.generate(request)
 
     async def aclose(self) -> None:
         """Close every client."""
         for client in self._clients.values():
             await client.aclose()
         self._clients.clear()
+
+
+def _group_of(request: GenerateRequest) -> str:
+    return request.episode_id.partition("/")[0]
 
 
 def make_generator(router: ServerRouter, *, deadline_s: float) -> InterruptibleGenerator:
@@ -70,4 +73,5 @@ def make_generator(router: ServerRouter, *, deadline_s: float) -> InterruptibleG
         router: Sends the attempts.
         deadline_s: Limit of one request with all its attempts and pauses, in seconds.
     """
-    return InterruptibleGenerator(router, config=GenerationConfig(deadline_s=deadline_s))
+    config = GenerationConfig(deadline_s=deadline_s, max_failures=MAX_FAILURES)
+    return InterruptibleGenerator(router, config=config)

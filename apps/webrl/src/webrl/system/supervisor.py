@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,7 @@ class Supervisor:
         self._plan = plan
         self._view = view
         self._lost: asyncio.Queue[str] = asyncio.Queue()
-        self._num_restarts = 0
+        self._num_restarts: Counter[str] = Counter()
         self._pressure: Pressure | None = None
         self.workers: dict[str, Worker] = {}
         """The live workers by name."""
@@ -157,13 +158,13 @@ class Supervisor:
 
     async def _replace(self, name: str) -> None:
         limit = self._config.recover.max_restarts
-        if self._num_restarts >= limit:
+        if self._num_restarts[name] >= limit:
             raise RunFailedError(
                 f"rollout worker {name!r} died, and recover.max_restarts = {limit} restarts are "
                 "used up. Read run.log for its last words."
             )
-        self._num_restarts += 1
-        self._view.note(f"rollout {name} died; restart {self._num_restarts} of {limit}")
+        self._num_restarts[name] += 1
+        self._view.note(f"rollout {name} died; restart {self._num_restarts[name]} of {limit}")
         dead = next(handle for handle in self.handles if _name(handle.rank) == name)
         self._system.scheduler.forget(dead)
         await self._start([self._create(dead.rank)])
