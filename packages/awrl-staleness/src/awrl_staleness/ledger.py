@@ -26,6 +26,10 @@ from awrl_staleness.errors import (
 from awrl_staleness.states import TRANSITIONS, EpisodeEvent, EpisodeState
 from awrl_staleness.tally import Tally
 
+# Looked up once: these two rows are read for every episode of a run.
+_ON_FINISH = TRANSITIONS[EpisodeEvent.FINISH]
+_ON_CONSUME = TRANSITIONS[EpisodeEvent.CONSUME]
+
 
 class Entry(msgspec.Struct, gc=False):
     """One live episode."""
@@ -151,8 +155,8 @@ class Ledger:
 
     def finish(self, episode_id: str, oldest_version: int | None) -> None:
         """Move a running episode to the queue; its slot is free."""
-        entry = self.entry(episode_id)
-        entry.state = _after(entry, EpisodeEvent.FINISH)
+        entry = self.entries.get(episode_id) or self.entry(episode_id)
+        entry.state = _ON_FINISH.get(entry.state) or _after(entry, EpisodeEvent.FINISH)
         if oldest_version is not None:
             entry.oldest_version = oldest_version
         entry.finished_version = self.version
@@ -183,9 +187,11 @@ class Ledger:
         ids = list(episode_ids)
         if len(set(ids)) != len(ids):
             raise ConfigError(f"episode_ids must be distinct, got {ids!r}. Name each one once.")
-        entries = [self.entry(episode_id) for episode_id in ids]
+        known = self.entries
+        entries = [known.get(episode_id) or self.entry(episode_id) for episode_id in ids]
         for entry in entries:
-            _after(entry, EpisodeEvent.CONSUME)
+            if entry.state not in _ON_CONSUME:
+                _after(entry, EpisodeEvent.CONSUME)
             if entry.group_id in self._groups:
                 raise IllegalTransitionError(
                     f"group {entry.group_id!r} must be closed before {entry.episode_id!r} is "
