@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aiohttp import web
 from awrl_rollout import (
@@ -89,8 +90,8 @@ def _looks(text: str, images: list[bytes]) -> str:
         return _verdict(False)
     if "The reference answer" in text:
         return _verdict(text.count('"19 dollars"') == 2)
-    red, green, _ = Image.open(io.BytesIO(images[-1])).convert("RGB").getpixel((600, 600))
-    return _verdict(red > 150 > green)
+    red, green, _ = np.asarray(Image.open(io.BytesIO(images[-1])).convert("RGB"))[600, 600]
+    return _verdict(bool(red > 150 > green))
 
 
 async def _site(request: web.BaseRequest) -> web.StreamResponse:

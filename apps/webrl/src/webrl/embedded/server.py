@@ -17,6 +17,7 @@ import socket
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from webrl.embedded.config import EmbeddedServerConfig
 from webrl.embedded.engine import Engine
@@ -25,7 +26,7 @@ from webrl.embedded.generation_routes import generation_routes
 from webrl.embedded.runner import load_runner
 from webrl.embedded.scheduler import Scheduler, SchedulerConfig
 from webrl.embedded.state import STATE, ServerState
-from webrl.embedded.token import Handler, Middleware, token_check
+from webrl.embedded.token import token_check
 from webrl.embedded.weight_routes import weight_routes
 
 __all__ = ["build_app", "build_state", "serve"]

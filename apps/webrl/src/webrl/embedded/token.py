@@ -6,15 +6,11 @@ Invariant: a request without it is refused before its body is read, whatever the
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
-__all__ = ["Handler", "Middleware", "token_check"]
-
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware: TypeAlias = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
+__all__ = ["token_check"]
 
 
 def token_check(token: str) -> Middleware:

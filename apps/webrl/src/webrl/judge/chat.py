@@ -207,7 +207,7 @@ class ChatClient:
         return text[:_SHOWN_LENGTH]
 
     def _body(self, question: Question, text: str) -> bytes:
-        content: list[dict[str, object]] = [{"type": "text", "text": text}]
+        content: list[object] = [{"type": "text", "text": text}]
         content += [{"type": "image_url", "image_url": {"url": url}} for url in question.images]
         return msgspec.json.encode(
             {

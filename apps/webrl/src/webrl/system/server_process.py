@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from webrl.embedded.listener import is_loopback
 from webrl.errors import ServerStartError
 
 HEALTH_POLL_S = 0.1
@@ -45,8 +46,26 @@ def find_free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
+def _check_host(host: str) -> None:
+    """Refuse to open a server of a run to others: its clients send no token.
+
+    Raises:
+        ServerStartError: `host` is not of loopback.
+    """
+    if not is_loopback(host):
+        raise ServerStartError(
+            f"host must be of loopback, got {host!r}: the servers of a run ask for no token. "
+            "Use 127.0.0.1."
+        )
+
+
 def embedded_command(model_path: str, host: str, port: int, num_threads: int) -> list[str]:
-    """Return the command line of the embedded server."""
+    """Return the command line of the embedded server.
+
+    Raises:
+        ServerStartError: Others than this machine could reach it.
+    """
+    _check_host(host)
     return [
         sys.executable,
         "-m",
@@ -65,7 +84,12 @@ def embedded_command(model_path: str, host: str, port: int, num_threads: int) ->
 def sglang_command(
     model_path: str, host: str, port: int, extra_args: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command line of a real SGLang server (one GPU, tp 1)."""
+    """Return the command line of a real SGLang server (one GPU, tp 1).
+
+    Raises:
+        ServerStartError: Others than this machine could reach it.
+    """
+    _check_host(host)
     return [
         sys.executable,
         "-m",
