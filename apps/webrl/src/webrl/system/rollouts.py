@@ -152,8 +152,10 @@ class EverlastingRollouts:
     async def metrics(self) -> dict[str, float]:
         """Return the controller's figures and the slots' idle share since the last call."""
         statistics = self.controller.statistics()
+        wasted = statistics.staleness.wasted_by_label.items()
         return {
             **statistics.metrics(),
+            **{f"staleness/wasted_{label}_episodes": float(count) for label, count in wasted},
             "rollout/expired_episodes": float(statistics.staleness.num_expired),
             "idle/rollout_share": await self._idle_share(),
             "staleness/bound_binds": float(statistics.blocked_by is not None),
