@@ -14,10 +14,12 @@ from awrl_rollout import (
     RealClock,
     ServerUnavailableError,
 )
+from webrl.actions import ActionMode
 from webrl.browser import BrowserConfig, BrowserPool
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
 from webrl.system.trajectory import EpisodeTask, Trajectory
-from webrl.system.workflow import WebTaskWorkflow, WorkflowConfig
+from webrl.system.workflow import WebTaskWorkflow
+from webrl.system.workflow_config import WorkflowConfig
 from webrl.tasks import load_task
 
 pytestmark = pytest.mark.browser
@@ -55,17 +57,22 @@ class Says:
 
 
 def run_episode(
-    processor: PolicyProcessor, generator: Says, *, greedy: bool = False
+    processor: PolicyProcessor,
+    generator: Says,
+    *,
+    greedy: bool = False,
+    mode: ActionMode = "coordinates",
 ) -> EpisodeResult | None:
     async def main() -> EpisodeResult | None:
-        async with BrowserPool(BrowserConfig(num_slots=1)) as pool:
+        browser = BrowserConfig(num_slots=1, is_marked=mode == "set_of_marks")
+        async with BrowserPool(browser) as pool:
             workflow = WebTaskWorkflow(
                 pool=pool,
                 tasks={TASK: load_task(TASK)},
                 generator=generator,
                 pixels=None,
                 processor=processor,
-                config=WorkflowConfig(temperature=0.7, max_new_tokens=9),
+                config=WorkflowConfig(temperature=0.7, max_new_tokens=9, action_mode=mode),
             )
             context = EpisodeContext(slot=0, worker="w", attempt=0, clock=RealClock())
             payload = EpisodeTask(task=TASK, seed=5, greedy=greedy)
@@ -114,6 +121,22 @@ def test_an_evaluation_is_greedy(processor: PolicyProcessor) -> None:
     generator = Says(processor, "left_click(500, 500)")
     run_episode(processor, generator, greedy=True)
     assert {request.temperature for request in generator.requests} == {0.0}
+
+
+def test_a_policy_can_choose_among_numbered_elements(processor: PolicyProcessor) -> None:
+    generator = Says(processor, "left_click(1)")
+    result = run_episode(processor, generator, mode="set_of_marks")
+    assert result is not None
+    assert result.reward == 1.0
+    (request,) = generator.requests
+    assert "Elements:\n1 button: Click Me!\n" in processor.decode(request.input_ids)
+
+
+def test_a_position_is_no_action_where_elements_are_numbered(processor: PolicyProcessor) -> None:
+    result = run_episode(processor, Says(processor, "left_click(500, 500)"), mode="set_of_marks")
+    assert result is not None
+    assert isinstance(result.payload, Trajectory)
+    assert not any(step.is_valid for step in result.payload.steps)
 
 
 def test_a_server_that_does_not_answer_is_a_fault_and_no_reward(
