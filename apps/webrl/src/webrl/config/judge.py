@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from webrl.config.rules import Rules
+from webrl.loopback import is_loopback
 
 __all__ = ["JudgeSection"]
 
@@ -87,15 +87,6 @@ def _address_problem(url: str, *, has_key: bool) -> tuple[str, str] | None:
         return "an address with http:// or https://", "something else"
     if parts.username is not None or parts.password is not None or parts.query:
         return "an address without user, password or query (use api_key_env)", parts.hostname
-    if has_key and parts.scheme == "http" and not _is_loopback(parts.hostname):
+    if has_key and parts.scheme == "http" and not is_loopback(parts.hostname):
         return "https:// where a key is sent to another machine", f"http://{parts.hostname}"
     return None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

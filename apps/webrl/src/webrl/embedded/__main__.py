@@ -10,8 +10,8 @@ import sys
 from dataclasses import MISSING, fields
 
 from webrl.embedded.config import TOKEN_VARIABLE, EmbeddedServerConfig
-from webrl.embedded.listener import is_loopback
 from webrl.embedded.watch import end_with_parent
+from webrl.loopback import is_loopback
 
 _HELP = {
     "model_path": "local folder of the checkpoint",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from webrl.embedded.listener import is_loopback
+from webrl.loopback import is_loopback
 
 __all__ = ["TOKEN_VARIABLE", "EmbeddedServerConfig"]
 

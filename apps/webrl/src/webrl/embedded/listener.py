@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
-__all__ = ["is_loopback", "open_socket"]
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+__all__ = ["open_socket"]
 
 
 def open_socket(host: str, port: int) -> socket.socket:

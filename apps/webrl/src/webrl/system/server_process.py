@@ -20,8 +20,8 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from webrl.embedded.listener import is_loopback
 from webrl.errors import ServerStartError
+from webrl.loopback import is_loopback
 
 HEALTH_POLL_S = 0.1
 """Between two looks at a starting server."""
