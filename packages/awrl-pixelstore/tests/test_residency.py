@@ -141,6 +141,8 @@ def test_ten_thousand_trajectories_leave_the_actors_as_they_were(make_array: Mak
     assert statistics.num_puts == 20_000
     assert statistics.num_entries == statistics.num_bytes == statistics.num_trajectories == 0
     assert after[0] - before[0] < 8 * MIB
-    assert after[1] - before[1] < 8 * MIB
+    # This process also holds Ray's buffers, whose size varies with what else the machine does (14 MiB
+    # were seen); one kept image per trajectory would be 110 MiB.
+    assert after[1] - before[1] < 24 * MIB
     assert resident_bytes_after_settling(MIB) <= MIB
     store.close()
