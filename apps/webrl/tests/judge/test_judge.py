@@ -208,6 +208,16 @@ def test_a_server_that_comes_back_is_asked_again(chat_server: Servers, says: Say
     assert "Your last answer was not of this form" in server.texts[2]
 
 
+def test_a_long_answer_is_read_whole_and_an_endless_one_is_none(
+    chat_server: Servers, says: Says
+) -> None:
+    one = msgspec.structs.replace(EVIDENCE, answer=None)
+    (found,), _ = _run(chat_server(lambda _: says(True, "long " * 200_000)), one)
+    assert found == Verdict(is_blocked=True)
+    with pytest.raises(JudgeError, match="the answer has more than 4194304 bytes"):
+        _run(chat_server(lambda _: says(True, "long " * 900_000)), one)
+
+
 def test_the_deadline_holds_over_all_retries(chat_server: Servers) -> None:
     server = chat_server(lambda _: None)
     with pytest.raises(JudgeError, match=r"no verdict within 0\.3 s"):

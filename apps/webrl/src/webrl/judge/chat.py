@@ -183,7 +183,7 @@ class ChatClient:
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.post(url, data=body, headers=headers) as answer:
-                content = await answer.content.read(_MAX_ANSWER_BYTES)
+                content = await _whole(answer.content)
                 status, after = answer.status, answer.headers.get("Retry-After", "")
         except TimeoutError as error:
             limit = self._config.request_timeout_s
@@ -233,6 +233,20 @@ def _key(config: JudgeConfig) -> str | None:
             "the workers start, or unset judge.api_key_env for a server without a key."
         )
     return key
+
+
+async def _whole(stream: aiohttp.StreamReader) -> bytes:
+    """Return all bytes of an answer.
+
+    Raises:
+        MalformedAnswerError: there are too many of them.
+    """
+    body = bytearray()
+    async for chunk in stream.iter_any():
+        body += chunk
+        if len(body) > _MAX_ANSWER_BYTES:
+            raise MalformedAnswerError(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
+    return bytes(body)
 
 
 def _content(body: bytes) -> str:
