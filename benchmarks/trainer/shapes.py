@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +32,20 @@ class Shape:
 SHAPES = {
     "2b": Shape(hidden=2048, layers=28, heads=16, intermediate=6144),
     "4b": Shape(hidden=2560, layers=36, heads=32, intermediate=9728),
-    # For a look at the script on a CPU.
+    # 131 million weights, for a publish on a CPU.
+    "cpu": Shape(
+        hidden=512, layers=8, heads=8, intermediate=2048, vision_hidden=64, vision_layers=3
+    ),
+    # For a look at the scripts on a CPU.
     "tiny": Shape(
-        hidden=256,
-        layers=4,
-        heads=4,
-        intermediate=512,
+        hidden=64,
+        layers=2,
+        heads=2,
+        intermediate=128,
         vision_hidden=64,
         vision_layers=3,
         vision_intermediate=128,
-        row_tokens=256,
+        row_tokens=64,
     ),
 }
 
@@ -114,18 +119,21 @@ def make_row(
     ids: list[int] = []
     for _ in range(num_images):
         place = positions[-1][0] + 1 if positions else 0
-        positions.append((place,) * 3)
+        positions.append((place, place, place))
         positions += [
             (place + 1, place + 1 + i // width, place + 1 + i % width)
             for i in range(height * width)
         ]
-        positions.append((place + 1 + max(height, width),) * 3)
+        place += 1 + max(height, width)
+        positions.append((place, place, place))
         ids += image
     text = rng.integers(0, 150000, num_tokens - len(ids))
     place = positions[-1][0] + 1 if positions else 0
-    positions += [(place + i,) * 3 for i in range(len(text))]
+    positions += [(place + i, place + i, place + i) for i in range(len(text))]
     expanded = np.concatenate([np.array(ids, dtype=np.int64), text]).astype(np.int64)
     folded = np.concatenate([np.array([START, IMAGE, END] * num_images, dtype=np.int64), text])
+    # The prompt ends in text, so that the first trainable token is not the first of the row.
+    num_trainable = min(num_trainable, len(text) - 1)
     row = TrainRow(
         input_ids=folded,
         loss_mask=np.arange(len(folded)) >= len(folded) - num_trainable,
@@ -136,26 +144,35 @@ def make_row(
         num_model_tokens=num_tokens,
     )
     ids_tensor = torch.from_numpy(expanded)
-    num_patches = grid[0] * grid[1]
-    generator = torch.Generator().manual_seed(index)
-    pixels = torch.randn(num_images * num_patches, 3 * 2 * 16 * 16, generator=generator)
+    pixels = noise(num_images * grid[0] * grid[1]) if num_images else None
     return row, Inputs(
         input_ids=ids_tensor,
         mm_token_type_ids=(ids_tensor == IMAGE).long(),
         position_ids=torch.tensor(positions).T.contiguous(),
-        pixel_values=pixels if num_images else None,
+        pixel_values=pixels,
         image_grid_thw=torch.tensor([[1, *grid]] * num_images) if num_images else None,
     )
 
 
-def useful_flops(model: Any, shape: Shape, rows: list[TrainRow], grid: tuple[int, int]) -> float:
-    """Return floating-point operations that one update of these rows can't do without.
+@functools.cache
+def noise(num_patches: int) -> torch.Tensor:
+    """Return patches of random pixels, shared by all rows."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(num_patches, 3 * 2 * 16 * 16, generator=generator)
 
-    Six per weight and token (forward and backward) for the blocks, the head on trainable tokens only,
-    and causal attention; nothing for recomputation. The vision tower counts alike, unmasked.
+
+def useful_flops(model: Any, shape: Shape, rows: list[TrainRow], grid: tuple[int, int]) -> float:
+    """Return floating-point operations that one pass over these rows can't do without.
+
+    The usual count: six per weight and token (forward and backward) for the blocks, the head on
+    trainable tokens only (nothing else is computed, and all tokens would flatter the figure), causal
+    attention at half of the square; nothing for recomputation, norms, the embedding or the optimizer.
+    The vision tower counts alike, its attention in full; its mergers see a quarter of the patches.
     """
-    blocks = sum(p.numel() for n, p in model.named_parameters() if ".layers." in n)
-    vision = sum(p.numel() for n, p in model.named_parameters() if ".visual." in n)
+    named = [(name, p.numel()) for name, p in model.named_parameters()]
+    blocks = sum(count for name, count in named if ".layers." in name)
+    mergers = sum(count for name, count in named if ".visual." in name and "merger" in name)
+    vision = sum(count for name, count in named if ".visual." in name and "pos_embed" not in name)
     total = 0.0
     for row in rows:
         tokens, images = row.cost_tokens, len(row.image_keys)
@@ -163,6 +180,6 @@ def useful_flops(model: Any, shape: Shape, rows: list[TrainRow], grid: tuple[int
         total += 6 * blocks * tokens
         total += 6 * shape.hidden * shape.vocabulary * row.num_trainable_tokens
         total += 6 * shape.layers * shape.heads * 128 * tokens**2
-        total += images * 6 * vision * patches
+        total += images * 6 * (vision - mergers + mergers / 4) * patches
         total += images * 12 * shape.vision_layers * shape.vision_hidden * patches**2
     return total

@@ -3,8 +3,9 @@ r"""Tokens a second, utilisation and memory of an update, beside the same model 
     PYTHONPATH=packages/awrl-trainer/src:packages/awrl-ppo-loss/src \
         python benchmarks/trainer/step.py --shape 2b 4b --kind text image --json step.json
 
-Each case runs in a process of its own, one after the other; the table has one line per case. `plain` is
-the same model in float32 under bfloat16 autocast with transformers' own checkpointing, logits of all
+Each case runs in a process of its own, one after the other; the table has one line per case. An update is
+one optimizer step over `--micro-batches` micro-batches of `--tokens` tokens, for all cases alike. `plain`
+is the same model in float32 under bfloat16 autocast with transformers' own checkpointing, logits of all
 tokens, fused AdamW. Utilisation counts useful operations only (no recomputation) against 989 TFLOP/s,
 the dense bfloat16 rate that the H200's data sheet gives.
 """
@@ -12,7 +13,9 @@ the dense bfloat16 rate that the H200's data sheet gives.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -33,31 +36,35 @@ from awrl_trainer import (
 )
 from awrl_trainer.hf_attention import use_packed_attention
 from shapes import SHAPES, Inputs, config_of, make_row, useful_flops
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen3VLForConditionalGeneration
 
 PEAK_FLOPS = 989e12
-VARIANTS = ("plain", "actor", "actor_packed", "actor_half_checkpointed", "actor_compiled")
+VARIANTS = (
+    "plain",
+    "actor",
+    "actor_packed",
+    "actor_compiled",
+    "actor_compiled_half",
+    "actor_compiled_cudnn",
+)
+"""`half` recomputes every second block only; `cudnn` prefers cuDNN's attention kernels."""
 
 
 def rows_of(args: argparse.Namespace) -> tuple[list[TrainRow], dict[str, Inputs], tuple[int, int]]:
-    """Return rows that fill one micro-batch, with their inputs by row id, and the image grid."""
+    """Return rows that fill the micro-batches, with their inputs by row id, and the image grid."""
     shape = SHAPES[args.shape[0]]
-    tiny = shape.row_tokens < 2048
-    # A screenshot of 1280 x 704 is 44 x 80 patches, 880 tokens; three of them and some text.
-    grid, images = ((44, 80), 3) if not tiny else ((8, 8), 2)
-    if args.kind[0] == "text":
-        images, num_tokens = 0, shape.row_tokens
-    else:
-        num_tokens = 2730 if not tiny else shape.row_tokens
+    # A screenshot of 1280 x 704 is 44 x 80 patches, 880 tokens; two of them and some text.
+    grid = (44, 80) if shape.row_tokens >= 2048 else (8, 8)
     made = [
         make_row(
             index,
-            num_tokens=num_tokens,
-            num_trainable=min(args.trainable, num_tokens // 4),
+            num_tokens=shape.row_tokens,
+            num_trainable=min(args.trainable, shape.row_tokens // 4),
             grid=grid,
-            num_images=images,
+            num_images=2 if args.kind[0] == "image" else 0,
         )
-        for index in range(max(1, args.tokens // num_tokens))
+        for index in range(args.micro_batches * max(1, args.tokens // shape.row_tokens))
     ]
     return [row for row, _ in made], {row.row_id: inputs for row, inputs in made}, grid
 
@@ -88,11 +95,11 @@ def actor_step(args: argparse.Namespace, model: Any, rows: list[TrainRow], input
         ActorConfig(
             optimizer=OptimizerConfig(lr=1e-6),
             loss=LossConfig(masked_token_ids=(151655, 151656)),
-            token_budget=args.tokens + 1024,
+            token_budget=args.tokens,
             compute_dtype="bfloat16",
             is_activation_checkpointed=True,
-            checkpointed_block_share=0.5 if args.variant == "actor_half_checkpointed" else 1.0,
-            is_compiled=args.variant == "actor_compiled",
+            checkpointed_block_share=0.5 if args.variant.endswith("_half") else 1.0,
+            is_compiled="compiled" in args.variant,
         ),
         collate=collate_from(inputs, "packed" if args.variant == "actor_packed" else "padded"),
         device=args.device,
@@ -107,8 +114,7 @@ def plain_step(args: argparse.Namespace, model: Any, rows: list[TrainRow], input
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     collate = collate_from(inputs)
 
-    def step() -> None:
-        batch = collate(rows)
+    def accumulate(batch: Batch, num_trainable: int) -> None:
         kwargs = {name: value.to(args.device) for name, value in batch.kwargs.items()}
         ids = kwargs["input_ids"]
         trainable = torch.zeros(ids.numel(), dtype=torch.bool, device=args.device)
@@ -125,14 +131,38 @@ def plain_step(args: argparse.Namespace, model: Any, rows: list[TrainRow], input
         )
         constant = torch.full_like(logprobs, -11.9)
         output = decoupled_ppo_loss(
-            logprobs, logprobs.detach(), constant, torch.ones_like(logprobs), trainable
+            logprobs,
+            logprobs.detach(),
+            constant,
+            torch.ones_like(logprobs),
+            trainable,
+            denominator=float(num_trainable),
         )
         output.loss.backward()
+
+    def step() -> None:
+        count = -(-len(rows) // args.micro_batches)
+        num_trainable = sum(row.num_trainable_tokens for row in rows)
+        for start in range(0, len(rows), count):
+            accumulate(collate(rows[start : start + count]), num_trainable)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+def attention_of(args: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
+    """Return the order of attention kernels in which the case runs."""
+    if not args.variant.endswith("_cudnn"):
+        return contextlib.nullcontext()
+    order = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
+    return sdpa_kernel(order, set_priority=True)
 
 
 def run_case(args: argparse.Namespace) -> dict[str, Any]:
@@ -147,17 +177,18 @@ def run_case(args: argparse.Namespace) -> dict[str, Any]:
 
     def timed() -> float:
         started = time.perf_counter()
-        step()
+        with attention_of(args):
+            step()
         if is_cuda:
             torch.cuda.synchronize()
         return time.perf_counter() - started
 
     first = timed()
-    timed()
+    second = timed()
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
     seconds = sorted(timed() for _ in range(args.steps))
-    median = seconds[len(seconds) // 2]
+    median = statistics.median(seconds)
     tokens = sum(row.cost_tokens for row in rows)
     return {
         "shape": args.shape[0],
@@ -166,7 +197,9 @@ def run_case(args: argparse.Namespace) -> dict[str, Any]:
         "num_parameters": num_parameters,
         "tokens": tokens,
         "trainable_tokens": sum(row.num_trainable_tokens for row in rows),
+        "micro_batches": args.micro_batches,
         "first_step_s": first,
+        "second_step_s": second,
         "step_s": median,
         "step_min_s": seconds[0],
         "step_max_s": seconds[-1],
@@ -182,6 +215,7 @@ def spawn_case(args: argparse.Namespace, shape: str, kind: str, variant: str) ->
     command = [sys.executable, __file__, "--case", "--shape", shape, "--kind", kind]
     command += ["--variant", variant, "--tokens", str(args.tokens), "--steps", str(args.steps)]
     command += ["--trainable", str(args.trainable), "--device", args.device]
+    command += ["--micro-batches", str(args.micro_batches)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=args.case_limit_s, check=False
@@ -203,6 +237,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--variant", default="actor", choices=VARIANTS)
     parser.add_argument("--tokens", type=int, default=16384, help="tokens of a micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=4, help="of an optimizer step")
     parser.add_argument("--trainable", type=int, default=256, help="trainable tokens of a row")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -7,6 +11,7 @@ import pytest
 from awrl_trainer import (
     ActorConfig,
     CheckpointError,
+    DiskPublisher,
     FSDPActor,
     OptimizerConfig,
     collate_text,
@@ -19,6 +24,67 @@ from awrl_trainer.testing import TinyPolicy
 def make_actor(num_blocks: int = 2) -> FSDPActor:
     config = ActorConfig(optimizer=OptimizerConfig(lr=1e-2))
     return FSDPActor(TinyPolicy(num_blocks=num_blocks), config, collate=collate_text)
+
+
+WRITES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+observers: list[Callable[[], None]] = []
+
+
+def audit(event: str, _: tuple[object, ...]) -> None:
+    if observers and event in WRITES:
+        observer = observers.pop()
+        observer()
+        observers.append(observer)
+
+
+sys.addaudithook(audit)
+
+
+@contextmanager
+def kept_before_each_write(root: Path, states: Path) -> Generator[None]:
+    """Copy what lies below `root` before each change to any file: what a kill would leave there."""
+
+    def keep() -> None:
+        shutil.copytree(root, states / str(len(list(states.iterdir()))))
+
+    states.mkdir()
+    observers.append(keep)
+    try:
+        yield
+    finally:
+        observers.clear()
+
+
+def test_br_57_a_kill_between_any_two_writes_leaves_a_checkpoint_to_resume_from(
+    tmp_path: Path, programs: ModuleType
+) -> None:
+    root, states = tmp_path / "root", tmp_path / "states"
+    actor = make_actor()
+    actor.save(root, extra={"cursor": 0})
+    with kept_before_each_write(root, states):
+        actor.save(root, keep=1, extra={"cursor": 1})
+        actor.update(programs.make_rows(2))
+        actor.save(root, keep=1, extra={"cursor": 2})
+    seen: set[tuple[int, int]] = set()
+    reader = make_actor()
+    for state in states.iterdir():
+        path = latest_complete_checkpoint(state)
+        assert path is not None, sorted(entry.name for entry in state.iterdir())
+        extra = reader.load(path)
+        seen.add((reader.version, extra["cursor"]))
+    assert len(list(states.iterdir())) > 20
+    assert seen == {(0, 0), (0, 1), (1, 2)}
+
+
+def test_br_57_a_kill_between_any_two_writes_leaves_a_snapshot_to_load(tmp_path: Path) -> None:
+    root, states = tmp_path / "root", tmp_path / "states"
+    publisher, actor = DiskPublisher(root, keep=1), make_actor()
+    publisher.write(actor.sender.named_full_tensors(), 1)
+    with kept_before_each_write(root, states):
+        publisher.write(actor.sender.named_full_tensors(), 2)
+    newest = [latest_complete_checkpoint(state) for state in states.iterdir()]
+    assert {path.name for path in newest if path is not None} == {"version_1", "version_2"}
+    assert None not in newest
 
 
 def test_saving_the_same_version_twice_keeps_the_newer_extra(tmp_path: Path) -> None:

@@ -54,8 +54,10 @@ def test_br_44_after_shuffle_and_split_each_text_keeps_its_image(programs: Modul
         for row, image in zip(programs.make_rows(6), (1, 1, 1, 2, 2, 2), strict=True)
     ]
     pairs: list[tuple[str, float]] = []
+    num_at_once: list[int] = []
 
     def remember(chosen: list[TrainRow]) -> Batch:
+        num_at_once.append(len(chosen))
         batch = programs.collate_images(chosen)
         pixels = batch.kwargs["pixel_values"].view(len(chosen), 2, 6)[:, 0, 0] * 8
         pairs.extend(zip((row.row_id for row in chosen), pixels.tolist(), strict=True))
@@ -68,6 +70,7 @@ def test_br_44_after_shuffle_and_split_each_text_keeps_its_image(programs: Modul
     )
     actor.update(rows)
     assert sorted(pairs) == [(str(i), float(1 + i // 3)) for i in range(6)]
+    assert max(num_at_once) <= 2, "pixels of one micro-batch at a time"
 
 
 def prefixed(prefix_id: str, num_prefix: int, num_suffix: int) -> TrainRow:

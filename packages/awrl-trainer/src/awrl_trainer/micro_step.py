@@ -98,7 +98,7 @@ def prepare_micro_batch(
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and not tensor.is_cuda:
         # From pinned memory the copy does not wait for the micro-batch before, which still computes.
-        return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.contiguous().pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 

@@ -113,23 +113,32 @@ class WeightSender:
         """
         started = self._clock()
         flat = self._gathered(index)
-        sending = self._clock()
-        work = self._start_broadcast(flat)
         self._ahead = None
+        sending = self._clock()
+        work, refused = None, None
+        try:
+            # With nccl members only meet here, so one that is gone already fails this call.
+            work = self._start_broadcast(flat)
+        except RuntimeError as error:
+            refused = error
         if self._is_overlapped and index + 1 < len(self.plan.buckets):
             self._ahead = (index + 1, self.gather(self.plan.buckets[index + 1]))
-        if work is not None:
-            try:
+        try:
+            if refused is not None:
+                raise refused
+            if work is not None:
                 work.wait()
-            except RuntimeError as error:
-                self.close_group(is_broken=True)
-                raise PublishError(
-                    f"bucket {index} must reach every receiver, got: {error}."
-                    " A member of the group died or is stuck.",
-                    phase="broadcast",
-                ) from error
-            if flat.is_cuda:
-                torch.cuda.synchronize(flat.device)
+        except PublishError:
+            raise
+        except RuntimeError as error:
+            self.close_group(is_broken=True)
+            raise PublishError(
+                f"bucket {index} must reach every receiver, got: {error}."
+                " A member of the group died or is stuck.",
+                phase="broadcast",
+            ) from error
+        if work is not None and flat.is_cuda:
+            torch.cuda.synchronize(flat.device)
         return BucketTiming(gather_s=sending - started, broadcast_s=self._clock() - sending)
 
     def close_group(self, *, is_broken: bool = False) -> None:
