@@ -29,10 +29,10 @@ from awrl_trainer import (
     TrainRow,
     UpdateMetrics,
 )
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from webrl.policy import PolicyProcessor, load_policy
 from webrl.system.batching import Collator
-from webrl.system.server_process import find_free_port
 
 GROUP_DEADLINE = timedelta(seconds=300)
 """Limit of one collective among trainer ranks: a lost rank becomes an error, not a hang."""
@@ -69,18 +69,21 @@ class UpdateEngine:
         self._world_size = world_size
         self._pixels = pixels
         self._actor: FSDPActor | None = None
+        self._store: TCPStore | None = None
 
     def rendezvous(self) -> tuple[str, int]:
-        """Return an address of this node and a free port for the ranks to meet at."""
+        """Return where the ranks meet: a store that rank 0 has bound and keeps, on a port of its own."""
         host = "127.0.0.1" if self._world_size == 1 else ray.util.get_node_ip_address()
-        return host, find_free_port(host)
+        if self._store is None:
+            self._store = self._open_store(host, 0)
+        return host, self._store.port
 
     def start(self, host: str, port: int, version: int = 0) -> int:
         """Join the other ranks and build the sharded policy.
 
         Args:
-            host: Address of rank 0.
-            port: Port of rank 0's store.
+            host: Address of rank 0; what its ``rendezvous`` returned.
+            port: Port of rank 0's store, likewise.
             version: Weight version that the policy starts at.
 
         Returns:
@@ -88,9 +91,11 @@ class UpdateEngine:
         """
         spec = self._spec
         torch.set_num_threads(spec.num_threads)
+        if self._store is None:
+            self._store = self._open_store(host, port)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if spec.use_cuda else "gloo",
-            init_method=f"tcp://{host}:{port}",
+            store=self._store,
             rank=self._rank,
             world_size=self._world_size,
             timeout=GROUP_DEADLINE,
@@ -156,6 +161,16 @@ class UpdateEngine:
     def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
         """Return the checksum of each named weight as it was sent."""
         return self._built.weight_checksums(names)
+
+    def _open_store(self, host: str, port: int) -> TCPStore:
+        return TCPStore(
+            host,
+            port,
+            self._world_size,
+            is_master=self._rank == 0,
+            timeout=GROUP_DEADLINE,
+            wait_for_workers=False,
+        )
 
     @property
     def _built(self) -> FSDPActor:
