@@ -1,0 +1,121 @@
+"""The trainer's publisher brings a server to its weights, and notices one that holds others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from awrl_rollout import SGLangClient
+from awrl_trainer import (
+    ActorConfig,
+    Batch,
+    Bucket,
+    FSDPActor,
+    LocalWeightSource,
+    ManifestMismatchError,
+    OptimizerConfig,
+    PublisherConfig,
+    PublishReport,
+    TrainRow,
+    XcclPublisher,
+)
+from webrl.embedded.testing import (
+    ServerUnderTest,
+    largest_difference,
+    page_png,
+    page_request,
+    run_bounded,
+)
+from webrl.embedded.testing_weights import perturb
+from webrl.policy import PolicyProcessor
+from webrl.system.weights import SGLangReceiver
+
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("first_weights_again")]
+
+
+def no_rows(rows: Sequence[TrainRow]) -> Batch:
+    raise AssertionError("nothing is trained here")
+
+
+def actor_of(model: torch.nn.Module, dtype: str = "float32") -> FSDPActor:
+    config = ActorConfig(
+        optimizer=OptimizerConfig(kind="sgd", lr=0.0),
+        publish_dtype="bfloat16" if dtype == "bfloat16" else "float32",
+        publish_bucket_bytes=300_000,
+    )
+    return FSDPActor(copy.deepcopy(model).requires_grad_(), config, collate=no_rows)
+
+
+async def publish(actor: FSDPActor, client: SGLangClient, version: int) -> PublishReport:
+    limits = PublisherConfig(group_prefix=f"publisher-{version}", num_verified_tensors=10_000)
+    publisher = XcclPublisher(
+        LocalWeightSource(actor), [SGLangReceiver("rollout/0", client)], limits
+    )
+    try:
+        return await publisher.publish(version)
+    finally:
+        await publisher.aclose()
+
+
+def test_a_published_policy_samples_as_the_trainer_s(
+    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
+) -> None:
+    page = page_png(77)
+    request = page_request(processor, [page])
+    perturb(reference)
+    actor = actor_of(reference, str(server.dtype).removeprefix("torch."))
+    assert len(actor.publish_plan().buckets) > 2
+
+    async def scenario() -> None:
+        async with SGLangClient(server.url) as client:
+            report = await publish(actor, client, 7)
+            assert report.receivers == ("rollout/0",)
+            after = await client.generate(request)
+            assert set(after.versions) == {7}
+        with torch.no_grad():
+            difference = largest_difference(reference, processor, request, [page], after)
+        assert difference < server.tolerance
+
+    run_bounded(scenario, deadline_s=120)
+
+
+def test_one_corrupted_weight_is_noticed(
+    server: ServerUnderTest, reference: torch.nn.Module
+) -> None:
+    if not server.is_embedded:
+        pytest.skip("SGLang lists no weights by name")
+    actor = actor_of(reference)
+    gather = actor.sender.gather
+    victim = actor.publish_plan().buckets[1].names[0]
+
+    def gather_corrupted(bucket: Bucket) -> torch.Tensor:
+        flat = gather(bucket).clone()
+        if bucket.index == 1:
+            flat[0] += 1
+        return flat
+
+    actor.sender.gather = gather_corrupted
+
+    async def scenario() -> None:
+        async with SGLangClient(server.url) as client:
+            report = await publish(actor, client, 8)
+            assert report.receivers == ()
+            assert report.quarantined == {"rollout/0": f"verify: other bytes of ['{victim}']"}
+
+    run_bounded(scenario, deadline_s=120)
+
+
+def test_br_47_a_server_of_another_dtype_is_refused_before_a_byte_is_sent(
+    server: ServerUnderTest, reference: torch.nn.Module
+) -> None:
+    if not server.is_embedded:
+        pytest.skip("SGLang lists no weights by name")
+
+    async def scenario() -> None:
+        async with SGLangClient(server.url) as client:
+            with pytest.raises(ManifestMismatchError, match=r"bfloat16 .* float32"):
+                await publish(actor_of(reference, "bfloat16"), client, 9)
+
+    run_bounded(scenario, deadline_s=120)
