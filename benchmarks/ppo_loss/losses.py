@@ -3,8 +3,8 @@
 Needs torch and, on the path, `awrl_ppo_loss`; nothing else. Compared as well where they import:
 liger-kernel and cut-cross-entropy, by the function nearest to a log-prob of given tokens.
 
-    PYTHONPATH=packages/awrl-ppo-loss/src python benchmarks/ppo_loss/bench_ppo_loss.py --device cuda
-    PYTHONPATH=packages/awrl-ppo-loss/src python benchmarks/ppo_loss/bench_ppo_loss.py --device cpu
+    PYTHONPATH=packages/awrl-ppo-loss/src python benchmarks/ppo_loss/losses.py --device cuda
+    PYTHONPATH=packages/awrl-ppo-loss/src python benchmarks/ppo_loss/losses.py --device cpu
 
 Every figure is of forward and backward together. Variants take turns within one process, and times
 are medians (with the fastest beside them). Peak memory is what the allocator held at most, minus

@@ -1,7 +1,7 @@
 """Clip fraction of the decoupled and of the coupled update, on the same rollouts, by staleness.
 
-    python benchmarks/ppo_loss/bench_clip_fraction.py > clip_fraction.json   # about 5 CPU minutes
-    python benchmarks/ppo_loss/bench_clip_fraction.py seed=1 > clip_fraction.json
+    python benchmarks/ppo_loss/clip_fraction.py > clip_fraction.json   # about 5 CPU minutes
+    python benchmarks/ppo_loss/clip_fraction.py seed=1 > clip_fraction.json
 
 Runs the parts of `webrl train --config laptop` in turns: its warmed-up Qwen3-VL, its task's pages in
 headless Chromium, its inference server, its actor update. At each version a batch of episodes is

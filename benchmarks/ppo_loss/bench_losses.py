@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).with_name("bench_ppo_loss.py")
+SCRIPT = Path(__file__).with_name("losses.py")
 
 
 def test_the_benchmark_reports_every_figure() -> None:
