@@ -38,8 +38,18 @@ def test_ids_that_the_sampler_never_draws_take_no_part() -> None:
     torch.testing.assert_close(answer.logprobs, expected)
 
 
+class Config:
+    """Of a model that caps its logits."""
+
+    final_logit_softcapping = 30.0
+
+
+class Capping(nn.Module):
+    """Has that config."""
+
+    config = Config()
+
+
 def test_a_model_that_caps_its_logits_is_refused() -> None:
-    model = nn.Linear(1, 1)
-    model.config = type("Config", (), {"final_logit_softcapping": 30.0})()
     with pytest.raises(ValueError, match="final_logit_softcapping of the model's config must be"):
-        PolicyModule(model)
+        PolicyModule(Capping())
