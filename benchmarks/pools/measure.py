@@ -27,7 +27,7 @@ from typing import Any
 import webrl.system.run
 from mix import Mix, MixStream, mix_task, published_mix, uniform_mix
 from rich.console import Console
-from webrl.config import WebRLConfig, load_config
+from webrl.config import WebRLConfig, load_config, to_toml
 from webrl.system import mapping
 from webrl.system.compare import synchronous_twin
 from webrl.system.train import run_training
@@ -151,6 +151,7 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     for index, config in enumerate(configs):
         folder = run_mode(config, root / f"mode-{index}", policy)
         policy = policy or folder / "policy"
+        (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
         points.append(figures(folder, config, mix, int(scale["warmup"])))
         print(json.dumps(points[-1]), flush=True)
     return {
@@ -173,13 +174,15 @@ def main() -> None:
     parser.add_argument("--uniform", type=int, help="equal lengths of so many steps, cv 0")
     parser.add_argument("--no-sync", action="store_true", help="leave the synchronous pool out")
     parser.add_argument("--policy", type=Path, help="checkpoint; made once when left out")
+    parser.add_argument("--keep", type=Path, help="folder for the runs, to simulate them from")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="awrl-pools-"))
+    root = arguments.keep or Path(tempfile.mkdtemp(prefix="awrl-pools-"))
     try:
         results = measure(arguments, root)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        if arguments.keep is None:
+            shutil.rmtree(root, ignore_errors=True)
     results["machine"] = f"{os.cpu_count()} cores, {platform.machine()}"
     results["load_average"] = round(os.getloadavg()[0], 1)
     results["command"] = "python benchmarks/pools/measure.py " + " ".join(sys.argv[1:])
