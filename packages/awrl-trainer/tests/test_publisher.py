@@ -300,6 +300,31 @@ class AnnouncingFake(RecordingReceiver):
         self.is_paused.set()
 
 
+def test_members_leave_a_group_together() -> None:
+    """With nccl nobody has left before all members leave."""
+
+    async def run() -> list[str]:
+        together, left = asyncio.Barrier(2), list[str]()
+
+        class LeavingSource(RecordingSource):
+            async def close_weights_group(self) -> None:
+                await together.wait()
+                left.append("source")
+
+        class LeavingReceiver(RecordingReceiver):
+            async def destroy_weights_group(self, group_name: str) -> None:
+                if "continue_generation" in self.calls:
+                    await together.wait()
+                    left.append("receiver")
+
+        one = publisher(LeavingReceiver("a"), source=LeavingSource())
+        await one.publish(1)
+        await one.aclose()
+        return left
+
+    assert sorted(asyncio.run(run())) == ["receiver", "source"]
+
+
 def test_cancelling_a_publish_resumes_untouched_receivers() -> None:
     async def run() -> RecordingReceiver:
         well = AnnouncingFake("well")

@@ -149,9 +149,14 @@ class Membership:
         if name is None:
             return {}
         deadline_s = self._config.handshake_deadline_s
-        await outcome_within(self._source.close_weights_group(), deadline_s + SOURCE_GRACE_S)
         calls = {n: r.destroy_weights_group(name) for n, r in self.active().items()}
-        return await self.each(calls, deadline_s)
+        async with asyncio.TaskGroup() as group:
+            # At the same time: with nccl nobody has left before all members leave.
+            group.create_task(
+                outcome_within(self._source.close_weights_group(), deadline_s + SOURCE_GRACE_S)
+            )
+            answers = group.create_task(self.each(calls, deadline_s))
+        return answers.result()
 
     async def _join(self, name: str) -> bool:
         config, active = self._config, self.active()
