@@ -96,12 +96,12 @@ class ModelPlans:
         }
         self._tokens = lognormal(model.step_tokens, model.step_tokens_cv)
         self._step = lognormal(model.step_s, model.step_cv) if model.step_s > 0 else None
+        self._last = ("", 0.0)
         self._reset = lognormal(model.reset_s, model.reset_cv) if model.reset_s > 0 else None
 
     def plan(self, request: EpisodeRequest) -> EpisodePlan:
         """Return the plan of a request; a refilled member gets the plan of its place."""
-        group = random.Random(f"{self._seed}/{request.group_id}")
-        chance = group.betavariate(*self._beta)
+        chance = self._chance(request.group_id)
         draw = random.Random(f"{self._seed}/{request.group_id}/{request.member}")
         is_success = draw.random() < chance
         num_steps = self._num_steps(draw, self._hazard[is_success])
@@ -115,6 +115,13 @@ class ModelPlans:
         step_s[-1] += self._model.end_s
         reset_s = 0.0 if self._reset is None else draw.lognormvariate(*self._reset)
         return EpisodePlan(reset_s, tokens, step_s, is_success)
+
+    def _chance(self, group_id: str) -> float:
+        """Return a group's probability of success; siblings ask one after the other."""
+        if self._last[0] != group_id:
+            draw = random.Random(f"{self._seed}/{group_id}")
+            self._last = (group_id, draw.betavariate(*self._beta))
+        return self._last[1]
 
     def _num_steps(self, draw: random.Random, hazard: float) -> int:
         if hazard >= 1.0:
