@@ -24,7 +24,7 @@ if [ ! -e "$policy/config.json" ]; then
     fi
 fi
 
-"$python" "$here/watch.py" "$out/watch.jsonl" &
+"$python" "$here/watch.py" "$out/watch.jsonl" ${WATCH_ARGS:-} &
 watcher=$!
 trap 'kill $watcher 2>/dev/null || true' EXIT
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Generator
 from dataclasses import dataclass
 
+import psutil
 import ray
 
 from webrl.errors import PreflightError
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Object store of a local cluster: only keys, token ids and small metadata travel through it."""
+
+ORPHANED_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Processes that outlive their node when the process that started Ray was killed."""
 
 START_ATTEMPTS = 3
 """Ray gives its own processes half a minute, which a busy laptop can miss."""
@@ -94,6 +98,7 @@ def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Generator[N
 
 def _start_local_cluster(namespace: str, num_cpus: int | None) -> None:
     os.environ.update(LOCAL_ENVIRONMENT)
+    _end_orphaned_agents()
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
             ray.init(
@@ -117,3 +122,14 @@ def _start_local_cluster(namespace: str, num_cpus: int | None) -> None:
             logger.warning("Ray did not start: %s", error)
         else:
             return
+
+
+def _end_orphaned_agents() -> None:
+    """End this user's agents of Ray nodes that are gone: nobody else does."""
+    for process in psutil.process_iter(["ppid", "uids", "cmdline"]):
+        cmdline, uids = process.info["cmdline"], process.info["uids"]
+        if not cmdline or cmdline[0] not in ORPHANED_AGENTS or process.info["ppid"] != 1:
+            continue
+        if uids is not None and uids.real == os.getuid():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
