@@ -21,7 +21,8 @@ setup: ## uv, the locked environment and a Chromium
 demo: setup ## the whole laptop system, end to end
 	$(BIN)/webrl train --config laptop $(ARGS)
 
-test: setup ## all tests that this machine can run
+test: ## all tests that this machine can run, SGLang included
+	@.ci/setup sglang
 	$(BIN)/python -m pytest -q -m "$(MARKS)" --durations=15 $(ARGS)
 
 lint: ## ruff: rules and format
