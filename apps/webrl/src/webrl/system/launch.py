@@ -37,6 +37,10 @@ WORKER_ENV = {"OMP_NUM_THREADS": "1"}
 """Torch in a worker only decodes and tokenises."""
 
 
+RANK_ENV = {"NCCL_CUMEM_ENABLE": "0"}
+"""SGLang turns this off in its servers; two members of a nccl group that differ in it hang in their
+first broadcast."""
+
 WORKER_CALLS = 64
 """Calls that a rollout worker answers at one moment; ``serve`` is one of them for its whole life."""
 
@@ -200,7 +204,7 @@ def _rank_workers(config: WebRLConfig, system: System, policy_path: str) -> list
             rank,
             count,
             system.pixels,
-            env_vars={"OMP_NUM_THREADS": str(config.actor.num_threads)},
+            env_vars={"OMP_NUM_THREADS": str(config.actor.num_threads), **RANK_ENV},
         )
         for rank in range(count)
     ]
