@@ -74,6 +74,7 @@ async def gpu(file: IO[str], query: str, kind: str) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
+        await process.wait()
 
 
 def note(file: IO[str], kind: str, **fields: object) -> None:
