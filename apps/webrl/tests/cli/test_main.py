@@ -69,6 +69,18 @@ def test_tasks_checks_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["tasks", f"webgym:{file}"]) == 2
 
 
+def test_settings_may_stand_behind_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "seed=5", "--config", "laptop", "total_steps=7", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "seed = 5" in shown
+    assert "total_steps = 7" in shown
+
+
+def test_a_word_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "seed=5", "--config", "laptop", "total_steps", "--dry-run"])
+
+
 def test_a_dry_run_shows_what_overrides_decide(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--config", "laptop", "--dry-run", "rollout.max_head_offpolicyness=3"]
     assert main(words) == 0

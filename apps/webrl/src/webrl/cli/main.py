@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 for success, 2 for what the user can fix, 130 after Ctrl-C.
     """
-    parsed = build_parser().parse_args(arguments)
+    parsed = _parse(build_parser(), arguments)
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     try:
         return parsed.run(parsed, console)
@@ -60,3 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; settings may stand anywhere, also behind options, where argparse takes no more words."""
+    parsed, rest = parser.parse_known_args(arguments)
+    is_settings = all("=" in word and not word.startswith("-") for word in rest)
+    if rest and not (is_settings and "overrides" in parsed):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        parsed.overrides = [*parsed.overrides, *rest]
+    return parsed
