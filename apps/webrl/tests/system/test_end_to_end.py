@@ -107,17 +107,17 @@ def test_whatever_is_killed_the_run_goes_on_and_an_interrupt_leaves_no_process(
     assert "resumed at version" in text
 
     below = runs.descendants(process.pid)
+    # Ray's own agents outlive it; the next run ends them.
+    agents = [child for child in below if child.name().endswith("Agent")]
     process.kill()
     process.wait(timeout=10)
-    _, alive = psutil.wait_procs(below, timeout=30)
-    # Ray's own agents stay; the next run ends them.
-    assert all(child.name().startswith("ray::") for child in alive)
-    assert all(child.name().endswith("Agent") for child in alive)
+    _, alive = psutil.wait_procs([child for child in below if child not in agents], timeout=30)
+    assert not alive, [child.cmdline() for child in alive]
 
     process = runs.start("--resume", str(run_dir))
     text = _strike(runs, process, [])
     assert "resumed at version" in text
-    assert not any(child.is_running() for child in alive)
+    assert not any(child.is_running() for child in agents)
     below = runs.descendants(process.pid)
     os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=20)
@@ -129,7 +129,7 @@ def test_whatever_is_killed_the_run_goes_on_and_an_interrupt_leaves_no_process(
     batches = [json.loads(line) for line in lines]
     trained = [episode for batch in batches for episode in batch["off_policyness"]]
     assert len(trained) == len(set(trained)), "an episode was trained on twice"
-    assert max(max(batch["off_policyness"].values()) for batch in batches) <= 1
+    assert all(age <= 1 for batch in batches for age in batch["off_policyness"].values())
     steps = [step["step"] for step in runs.lines(run_dir)]
     assert steps == list(range(1, len(steps) + 1))
     assert [batch["step"] for batch in batches][: len(steps)] == steps

@@ -34,8 +34,9 @@ _MOVING = (
     "Cannot find context",
     "Inspected target navigated",
     "Not attached to an active page",
+    "Unable to capture screenshot",
 )
-"""Errors of a read that met a navigation: worth another try."""
+"""Errors of a read that met a navigation, or a page not drawn yet: worth another try."""
 
 
 def _is_moving(fault: BrowserFault) -> bool:
