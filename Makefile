@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests that need a GPU skip themselves elsewhere; narrow a run with e.g. MARKS="not slow".
 MARKS ?= not gpu and not multigpu
 
-.PHONY: help setup demo test lint types gates bench build docs clean
+.PHONY: help setup demo test contract lint types gates bench build docs clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -21,9 +21,12 @@ setup: ## uv, the locked environment and a Chromium
 demo: setup ## the whole laptop system, end to end
 	$(BIN)/webrl train --config laptop $(ARGS)
 
-test: ## all tests that this machine can run, SGLang included
-	@.ci/setup sglang
+test: setup ## all tests that this machine can run
 	$(BIN)/python -m pytest -q -m "$(MARKS)" --durations=15 $(ARGS)
+
+contract: ## the server contract against a real SGLang too (4 GB more), on its CPU engine without a GPU
+	@.ci/setup sglang
+	$(BIN)/python -m pytest -q apps/webrl/tests/embedded/contract $(ARGS)
 
 lint: ## ruff: rules and format
 	$(BIN)/ruff check .
