@@ -15,6 +15,9 @@ class BrokenSink:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         raise OSError(f"disk full at step {step} of {len(metrics)}")
 
+    def rewind(self, step: int) -> None:
+        """Nothing to forget."""
+
     def close(self) -> None:
         """Nothing to close."""
 
@@ -35,6 +38,20 @@ def test_a_sink_that_fails_is_dropped_and_the_others_go_on(tmp_path: Path) -> No
     log.log({"a": 2.0}, 2)
     log.close()
     assert [json.loads(line)["a"] for line in path.read_text().splitlines()] == [1.0, 2.0]
+
+
+def test_a_run_that_goes_on_forgets_later_steps_and_a_torn_line(tmp_path: Path) -> None:
+    log = MetricLog.open(tmp_path, "none")
+    for step in (1, 2, 3):
+        log.log({"a": 1.0}, step)
+    path = tmp_path / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 4, "a"')
+    log.rewind(2)
+    log.log({"a": 9.0}, 3)
+    log.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["step"], line["a"]) for line in lines] == [(1, 1.0), (2, 1.0), (3, 9.0)]
 
 
 def test_a_tracker_that_is_not_installed_names_its_extra(tmp_path: Path) -> None:
