@@ -50,12 +50,9 @@ async def _steps(session: BrowserSession, count: int) -> None:
 
 
 def _descendants() -> set[int]:
-    """Return the processes below this one, but for the helper of Python's own that other tests start."""
-    return {
-        process.pid
-        for process in psutil.Process().children(recursive=True)
-        if not any("resource_tracker" in word for word in process.cmdline())
-    }
+    # But for Python's own helper, which other tests start.
+    below = psutil.Process().children(recursive=True)
+    return {p.pid for p in below if not any("resource_tracker" in w for w in p.cmdline())}
 
 
 def _gone(pids: set[int]) -> bool:
