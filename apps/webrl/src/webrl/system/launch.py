@@ -38,8 +38,8 @@ WORKER_ENV = {"OMP_NUM_THREADS": "1"}
 
 
 RANK_ENV = {"NCCL_CUMEM_ENABLE": "0"}
-"""SGLang turns this off in its servers; two members of a nccl group that differ in it hang in their
-first broadcast."""
+"""SGLang turns this off in its servers; a nccl group whose members differed in it hung in its first
+broadcast."""
 
 WORKER_CALLS = 64
 """Calls that a rollout worker answers at one moment; ``serve`` is one of them for its whole life."""
