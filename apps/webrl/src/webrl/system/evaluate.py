@@ -16,7 +16,7 @@ from webrl.system import mapping
 from webrl.system.cluster import ray_cluster
 from webrl.system.evaluation import EvaluationResult, summarise
 from webrl.system.inference import InferenceServerActor
-from webrl.system.launch import start_test_worker, stop_servers, stop_workers
+from webrl.system.launch import start_test_worker, stop_workers
 from webrl.system.placement import RoleSpec
 from webrl.system.scheduler import RayScheduler
 from webrl.system.signals import until_signalled
@@ -90,7 +90,7 @@ async def _evaluate(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult
             "eval-0",
             str(job.log_dir),
         )
-        stack.push_async_callback(stop_servers, [server])
+        stack.push_async_callback(stop_workers, [server])
         urls = await scheduler.async_call_engine([server], "start", timeout_s=deadline_s)
         worker = await start_test_worker(config, scheduler, policy_path, urls)
         stack.push_async_callback(stop_workers, [worker])

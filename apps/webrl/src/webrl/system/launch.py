@@ -165,17 +165,10 @@ async def start_test_worker(
 
 
 async def stop_workers(workers: Sequence[WorkerHandle]) -> None:
-    """Close browsers and slots of rollout workers, each within its limit."""
+    """Let rollout workers close their browsers, and supervisors their servers, each within its limit."""
     async with task_scope() as group:
         for worker in workers:
             group.create_task(_quietly(partial(_stop, worker)))
-
-
-async def stop_servers(servers: Sequence[WorkerHandle]) -> None:
-    """End server processes, each within its limit."""
-    async with task_scope() as group:
-        for server in servers:
-            group.create_task(_quietly(partial(_stop, server)))
 
 
 async def _stop_test_worker(system: System) -> None:
@@ -184,7 +177,7 @@ async def _stop_test_worker(system: System) -> None:
 
 
 async def _stop_all_servers(system: System) -> None:
-    await stop_servers([*system.servers, *system.test_servers])
+    await stop_workers([*system.servers, *system.test_servers])
 
 
 async def _close_clients(system: System) -> None:

@@ -78,6 +78,14 @@ def _server_worker(system: System, role: str, rank: int) -> WorkerHandle:
     )
 
 
+async def death_of(server: WorkerHandle, deadline_s: float) -> str | None:
+    """Return why a server counts as dead, None while it runs; its supervisor may be gone with it."""
+    try:
+        return await call_worker(server, "check", timeout_s=deadline_s)
+    except EngineCallError as error:
+        return str(error)
+
+
 async def _start_again(
     system: System, server: WorkerHandle, deadline_s: float
 ) -> tuple[WorkerHandle, str]:
@@ -116,11 +124,7 @@ async def start_test_servers_again(config: WebRLConfig, system: System) -> list[
     """
     deadline_s = config.scheduler.startup_timeout_s
     for index, server in enumerate(system.test_servers):
-        try:
-            is_well = await call_worker(server, "check", timeout_s=deadline_s) is None
-        except EngineCallError:
-            is_well = False
-        if not is_well:
+        if await death_of(server, deadline_s) is not None:
             system.test_servers[index], system.test_urls[index] = await _start_again(
                 system, server, deadline_s
             )

@@ -26,7 +26,7 @@ from awrl_trainer import PublishError, PublishReport
 from webrl.config import WebRLConfig
 from webrl.errors import EngineCallError, RunFailedError
 from webrl.system.live_view import LiveView
-from webrl.system.roles import System, start_server_again
+from webrl.system.roles import System, death_of, start_server_again
 from webrl.system.scheduler import WorkerHandle, call_worker
 from webrl.system.task_scope import task_scope
 from webrl.system.weights import SGLangReceiver, WeightPublisher
@@ -129,7 +129,7 @@ class ServerRecovery:
         """Return why each lost server is lost, by its index."""
         servers, quarantined = self._system.servers, self._weights.quarantined
         async with task_scope() as group:
-            checks = [group.create_task(_death(server)) for server in servers]
+            checks = [group.create_task(death_of(server, CHECK_DEADLINE_S)) for server in servers]
         reasons = {
             index: check.result() or quarantined.get(server.name)
             for index, (server, check) in enumerate(zip(servers, checks, strict=True))
@@ -183,10 +183,3 @@ async def _tell(worker: WorkerHandle, method: str, *args: object) -> None:
         await call_worker(worker, method, *args, timeout_s=ROUTE_DEADLINE_S)
     except EngineCallError as error:
         logger.warning("%s was not told to %s: %s", worker.name, method, error)
-
-
-async def _death(server: WorkerHandle) -> str | None:
-    try:
-        return await call_worker(server, "check", timeout_s=CHECK_DEADLINE_S)
-    except EngineCallError as error:
-        return str(error)
