@@ -61,12 +61,15 @@ def build_actor(args: argparse.Namespace, *, is_overlapped: bool) -> FSDPActor:
 
 
 def broadcast_bare(
-    rank: int, meeting: str, sizes: list[int], device: str, backend: str, times: Any
+    rank: int, meeting: str, sizes: list[int], devices: list[str], backend: str, times: Any
 ) -> None:
     """Broadcast buffers of these sizes and put the seconds that each repeat took into `times`."""
+    device = devices[rank]
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=2)
+    dist.init_process_group(
+        backend, init_method=f"file://{meeting}", rank=rank, world_size=len(devices)
+    )
     buffers = {size: torch.zeros(size, dtype=torch.uint8, device=device) for size in set(sizes)}
     for _ in range(4):
         dist.barrier()
@@ -80,17 +83,23 @@ def broadcast_bare(
     dist.destroy_process_group()
 
 
-def measure_bare(args: argparse.Namespace, sizes: list[int]) -> float:
-    """Return the median seconds of a bare broadcast, the first (which connects) left out."""
+def measure_bare(devices: list[str], backend: str, sizes: list[int]) -> float:
+    """Return the median seconds of a bare broadcast, the first (which connects) left out.
+
+    Args:
+        devices: Of each member, the sender's first.
+        backend: `gloo` or `nccl`.
+        sizes: Bytes of each buffer in turn.
+    """
     context = mp.get_context("spawn")
     times = context.Queue()
     meeting = str(Path(tempfile.mkdtemp()) / "store")
     members = [
         context.Process(
             target=broadcast_bare,
-            args=(rank, meeting, sizes, device, args.backend, times),
+            args=(rank, meeting, sizes, devices, backend, times),
         )
-        for rank, device in enumerate((args.device, args.receiver_device))
+        for rank in range(len(devices))
     ]
     for member in members:
         member.start()
@@ -160,7 +169,8 @@ def main() -> None:
     head = {"shape": args.shape, "backend": args.backend, "device": args.device}
     head["receiver_device"] = args.receiver_device
     plan = plan_publish(list(model.named_parameters()), bucket_bytes=args.bucket_mib * 2**20)
-    bare_s = measure_bare(args, [bucket.num_bytes for bucket in plan.buckets])
+    sizes = [bucket.num_bytes for bucket in plan.buckets]
+    bare_s = measure_bare([args.device, args.receiver_device], args.backend, sizes)
     results: list[dict[str, Any]] = [
         {**head, "case": "bare", "broadcast_s": bare_s, "num_bytes": plan.num_bytes}
     ]

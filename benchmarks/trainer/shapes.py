@@ -27,11 +27,22 @@ class Shape:
     vision_intermediate: int = 4096
     vocabulary: int = 151936
     row_tokens: int = 2048
+    is_tied: bool = True
 
 
 SHAPES = {
     "2b": Shape(hidden=2048, layers=28, heads=16, intermediate=6144),
     "4b": Shape(hidden=2560, layers=36, heads=32, intermediate=9728),
+    "8b": Shape(
+        hidden=4096,
+        layers=36,
+        heads=32,
+        intermediate=12288,
+        vision_hidden=1152,
+        vision_layers=27,
+        vision_intermediate=4304,
+        is_tied=False,
+    ),
     # 131 million weights, for a publish on a CPU.
     "cpu": Shape(
         hidden=512, layers=8, heads=8, intermediate=2048, vision_hidden=64, vision_layers=3
@@ -85,7 +96,7 @@ def config_of(shape: Shape) -> Any:
         video_token_id=VIDEO,
         vision_start_token_id=START,
         vision_end_token_id=END,
-        tie_word_embeddings=True,
+        tie_word_embeddings=shape.is_tied,
     )
 
 

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -41,20 +42,24 @@ def bind_store(host: str, world_size: int, timeout_s: float, *, port: int = 0) -
     Raises:
         OSError: The port is taken, or the address is not this machine's.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return TCPStore(
-            host,
-            port,
-            world_size,
-            is_master=True,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
-    except RuntimeError as error:
+        # Left to itself, a store listens on every address of the machine.
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
         raise OSError(
             f"port must be free on {host!r}, got {port} which can't be bound: {error}."
             " Use port 0 to let the system choose."
         ) from error
+    return TCPStore(
+        host,
+        listener.getsockname()[1],
+        world_size,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def connect_store(host: str, port: int, world_size: int, timeout_s: float) -> TCPStore:

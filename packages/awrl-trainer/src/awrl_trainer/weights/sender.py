@@ -30,6 +30,10 @@ from awrl_trainer.weights.protocols import BucketTiming, GroupRequest
 __all__ = ["LocalWeightSource", "PublishingActor", "WeightSender"]
 
 
+LOOK_S = 1e-4
+"""Between two looks at a broadcast."""
+
+
 class WeightSender:
     """Gathers buckets on every rank and broadcasts them from rank 0.
 
@@ -127,7 +131,7 @@ class WeightSender:
             if refused is not None:
                 raise refused
             if work is not None:
-                work.wait()
+                self._finish(work)
         except PublishError:
             raise
         except RuntimeError as error:
@@ -137,8 +141,6 @@ class WeightSender:
                 " A member of the group died or is stuck.",
                 phase="broadcast",
             ) from error
-        if work is not None and flat.is_cuda:
-            torch.cuda.synchronize(flat.device)
         return BucketTiming(gather_s=sending - started, broadcast_s=self._clock() - sending)
 
     def close_group(self, *, is_broken: bool = False) -> None:
@@ -149,11 +151,17 @@ class WeightSender:
 
     def gather(self, bucket: Bucket) -> Tensor:
         """Return the flat tensor of a bucket in the receivers' dtype; called on all ranks."""
-        parts = [
-            self.full_tensor(name, torch_dtype(spec.dtype)).reshape(-1)
-            for name, spec in zip(bucket.names, bucket.specs, strict=True)
-        ]
-        return torch.cat(parts)
+        dtype = torch_dtype(bucket.specs[0].dtype)
+        flat = torch.empty(
+            bucket.num_elements, dtype=dtype, device=self._by_name[bucket.names[0]].device
+        )
+        for name, part in bucket.unflatten(flat).items():
+            tensor = self._by_name[name].detach()
+            if isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1:
+                tensor = self.full_tensor(name, dtype)
+            # One pass where nothing is sharded: the copy casts too.
+            part.copy_(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+        return flat
 
     def full_tensor(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return one whole weight, cast before it is gathered; called on all ranks."""
@@ -174,6 +182,21 @@ class WeightSender:
         if self._ahead is not None and self._ahead[0] == index:
             return self._ahead[1]
         return self.gather(self.plan.buckets[index])
+
+    def _finish(self, work: dist.Work) -> None:
+        """Return when a broadcast is through.
+
+        Torch's own wait for nccl sleeps a millisecond between two looks, as long as a bucket of
+        256 MiB takes; the time-out is the group's either way.
+
+        Raises:
+            RuntimeError: It failed, or the group's time-out has passed.
+        """
+        assert self._request is not None
+        deadline = time.monotonic() + self._request.timeout_s
+        while not work.is_completed() and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        work.wait()
 
     def _start_broadcast(self, flat: Tensor) -> dist.Work | None:
         if not self._is_source:
