@@ -3,18 +3,30 @@
     python benchmarks/results.py
 
 Kinds of files: `pools-*.json` (`pools/measure.py`), `simulate-*.json` (`webrl simulate --json` of a
-recorded run), `published.json` (`simulate/published.py`), and any `--benchmark-json` of pytest-benchmark,
+recorded run), `learning.json` (`collect.py`),
+`published.json` (`simulate/published.py`), and any `--benchmark-json` of pytest-benchmark,
 whose `extra_info` is listed as it is.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "learning"))
+from records import reached  # noqa: E402 - beside `curve.py`, which draws them
+
+SUCCESS = 0.9
+"""Greedy success that learning runs are timed to."""
+WITHOUT = {
+    "respawn": "sessions opened and closed for each episode",
+    "by_value": "screenshots by value in records",
+    "coupled": "coupled loss",
+}
 BASELINES = HERE / "baselines"
 HEAD = """\
 # Results
@@ -47,7 +59,7 @@ def pools() -> Iterator[str]:
         base = synchronous[0]["episodes_per_s"] if synchronous else None
         rows = [
             [
-                "synchronous" if p["mode"] == "synchronous" else f"eta {p['eta']}",
+                pool_name(p),
                 f"{p['episodes_per_s']:.2f}",
                 f"{p['episodes_per_s'] / base:.2f} x" if base else "",
                 f"{p['share_of_ideal']:.1%}",
@@ -57,7 +69,7 @@ def pools() -> Iterator[str]:
                 f"{p['warmup_s_per_round']:.2f}" if p["mode"] == "synchronous" else "none",
                 f"{p['window_ms']:.0f}",
                 f"{p['off_policyness']:.2f}",
-                f"{p['expired']:.0f}",
+                f"{p['wasted'] / p['all_episodes']:.0%}" if "wasted" in p else "",
                 f"{p['episodes']:.0f} in {p['seconds']:.0f} s",
             ]
             for p in data["points"]
@@ -80,11 +92,68 @@ def pools() -> Iterator[str]:
                 "warm-up a round, s",
                 "window, ms",
                 "off-policyness",
-                "expired",
+                "not trained on",
                 "counted",
             ],
             rows,
         )
+
+
+def pool_name(point: Mapping[str, Any]) -> str:
+    """Return how a table calls a pool."""
+    if point["mode"] == "synchronous":
+        return "synchronous"
+    without = point.get("without")
+    return f"eta {point['eta']}" + (f", {WITHOUT[without]}" if without else "")
+
+
+def learning() -> Iterator[str]:
+    """Yield time and updates to the same success, by pool and by loss."""
+    path = BASELINES / "learning.json"
+    if not path.exists():
+        return
+    data = json.loads(path.read_text())
+    yield "## Learning by wall clock, and by loss\n"
+    yield (HERE / "learning" / "RESULTS.head.md").read_text()
+    yield (
+        f"{data['machine']}, load average {data['load_average']}, {data['date']}\n\n"
+        f"`{data['command']}`\n"
+    )
+    rows: list[list[str]] = []
+    for name in dict.fromkeys(run["name"] for run in data["runs"]):
+        runs = [run for run in data["runs"] if run["name"] == name]
+        last = [run["evaluations"][-1][2] for run in runs]
+        rate = sum(run["episodes_per_s"] for run in runs) / len(runs)
+        behind = sum(run["off_policyness"] for run in runs) / len(runs)
+        clipped = [run["clip_share"] for run in runs if run["clip_share"] is not None]
+        rows.append(
+            [
+                name,
+                ", ".join(shown(reached(run, SUCCESS), "s") for run in runs),
+                ", ".join(shown(reached(run, SUCCESS, axis=1), "") for run in runs),
+                ", ".join(f"{value:.3f}" for value in last),
+                f"{rate:.1f}",
+                f"{behind:.2f}",
+                f"{sum(clipped) / len(clipped):.1%}" if clipped else "",
+            ]
+        )
+    yield table(
+        [
+            "runs",
+            f"seconds to {SUCCESS:g}, each seed",
+            f"updates to {SUCCESS:g}",
+            "success at the end",
+            "episodes/s",
+            "off-policyness",
+            "clipped tokens",
+        ],
+        rows,
+    )
+
+
+def shown(value: float | None, unit: str) -> str:
+    """Return a number with its unit, or that there is none."""
+    return "never" if value is None else f"{value:.0f} {unit}".strip()
 
 
 def traces() -> Iterator[str]:
@@ -177,7 +246,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 def main() -> None:
     """Write the page."""
-    parts = [HEAD, *pools(), *traces(), *published(), *micro()]
+    parts = [HEAD, *pools(), *learning(), *traces(), *published(), *micro()]
     (HERE / "RESULTS.md").write_text("\n".join(parts), encoding="utf-8")
 
 

@@ -1,6 +1,7 @@
 """Everlasting pool beside synchronous pool on one workload: only the pool differs.
 
-    python benchmarks/pools/measure.py --slots 16 --etas 0 1 2 4 --out benchmarks/baselines/pools-16.json
+    python benchmarks/pools/measure.py --slots 16 --etas 0 1 2 4 --out pools-16.json
+    python benchmarks/pools/measure.py --slots 16 --etas 2 --no-sync --without respawn --out respawn.json
     python benchmarks/pools/measure.py --scale smoke --out pools-smoke.json     # under a minute
 
 Same page, seeds, lengths (see `mix.py`), page latency, browsers, policy, server and trainer; a batch
@@ -19,11 +20,13 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ablations
 import webrl.system.run
 from mix import Mix, MixStream, mix_task, published_mix, uniform_mix
 from rich.console import Console
@@ -113,9 +116,20 @@ def figures(folder: Path, config: WebRLConfig, mix: Mix, warmup: int) -> dict[st
         "trainer_idle": 1.0 - sum(step["time/train_s"] for step in counted) / seconds,
         "window_ms": 1e3 * mean("publish/window_s"),
         "off_policyness": steps[-1].get("staleness/off_policyness_mean_versions") or 0.0,
+        "off_policyness_histogram": _off_policyness(folder),
         "expired": steps[-1].get("rollout/expired_episodes") or 0.0,
+        "wasted": steps[-1].get("staleness/wasted_episodes") or 0.0,
+        "all_episodes": steps[-1]["rollout/episodes_total"],
+        "load_average": round(os.getloadavg()[0], 1),
         "warmup_s_per_round": _warmup_s(groups, counted, slots) if config.is_synchronous else 0.0,
     }
+
+
+def _off_policyness(folder: Path) -> dict[str, int]:
+    """Return versions behind -> episodes, over everything that was trained on."""
+    lines = (folder / "batches.jsonl").read_text().splitlines()
+    counts = Counter(age for line in lines for age in json.loads(line)["off_policyness"].values())
+    return {str(age): counts[age] for age in sorted(counts)}
 
 
 def _warmup_s(groups: Sequence[Any], counted: Sequence[Any], slots: int) -> float:
@@ -145,14 +159,17 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
         configuration(arguments.slots, eta, latency_s, cv, seconds) for eta in arguments.etas
     ]
     if not arguments.no_sync:
-        configs.append(synchronous_twin(configs[0]))
+        configs.append(synchronous_twin(configuration(arguments.slots, 2, latency_s, cv, seconds)))
+    if arguments.without:
+        configs = [ablations.take_away(arguments.without, config) for config in configs]
     policy: Path | None = arguments.policy
     points: list[dict[str, Any]] = []
     for index, config in enumerate(configs):
         folder = run_mode(config, root / f"mode-{index}", policy)
         policy = policy or folder / "policy"
         (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
-        points.append(figures(folder, config, mix, int(scale["warmup"])))
+        point = figures(folder, config, mix, int(scale["warmup"]))
+        points.append(point | ({"without": arguments.without} if arguments.without else {}))
         print(json.dumps(points[-1]), flush=True)
     return {
         "workload": mix.name,
@@ -168,11 +185,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
     parser.add_argument("--slots", type=int, default=16)
-    parser.add_argument("--etas", type=int, nargs="*", default=[2])
+    parser.add_argument(
+        "--etas", type=int, nargs="*", default=[2], help="none: the synchronous pool alone"
+    )
     parser.add_argument("--latency", type=float, help="mean page latency of a step, s")
     parser.add_argument("--seconds", type=float, help="training time of each mode, s")
     parser.add_argument("--uniform", type=int, help="equal lengths of so many steps, cv 0")
     parser.add_argument("--no-sync", action="store_true", help="leave the synchronous pool out")
+    parser.add_argument("--without", choices=ablations.NAMES, help="take one thing away")
     parser.add_argument("--policy", type=Path, help="checkpoint; made once when left out")
     parser.add_argument("--keep", type=Path, help="folder for the runs, to simulate them from")
     parser.add_argument("--out", type=Path, required=True)
@@ -183,7 +203,8 @@ def main() -> None:
     finally:
         if arguments.keep is None:
             shutil.rmtree(root, ignore_errors=True)
-    results["machine"] = f"{os.cpu_count()} cores, {platform.machine()}"
+    cores = len(os.sched_getaffinity(0))
+    results["machine"] = f"{cores} of {os.cpu_count()} cores, {platform.machine()}"
     results["load_average"] = round(os.getloadavg()[0], 1)
     results["command"] = "python benchmarks/pools/measure.py " + " ".join(sys.argv[1:])
     results["date"] = time.strftime("%Y-%m-%d")

@@ -75,7 +75,7 @@ def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Generator[N
 
     Args:
         namespace: Ray namespace of the run, so that two runs on a cluster never meet.
-        num_cpus: Logical CPUs of a local cluster; the machine's own count when None.
+        num_cpus: Logical CPUs of a local cluster; as many as this process may use when None.
 
     Raises:
         PreflightError: No local cluster could be started.
@@ -89,14 +89,14 @@ def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Generator[N
             address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR
         )
     else:
-        _start_local_cluster(namespace, int(num_cpus) if num_cpus else os.cpu_count())
+        _start_local_cluster(namespace, int(num_cpus) if num_cpus else len(os.sched_getaffinity(0)))
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _start_local_cluster(namespace: str, num_cpus: int | None) -> None:
+def _start_local_cluster(namespace: str, num_cpus: int) -> None:
     os.environ.update(LOCAL_ENVIRONMENT)
     _end_orphaned_agents()
     for attempt in range(1, START_ATTEMPTS + 1):
