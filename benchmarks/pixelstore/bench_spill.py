@@ -1,9 +1,10 @@
 """The same screenshots held as plain Ray objects and in the store: what Ray's store says.
 
-Writes `benchmarks/results/pixelstore-spill.png`: bytes resident in Ray's object store and bytes
-spilled to disk, against screenshots held.
+Draws bytes resident in Ray's object store and bytes spilled to disk against screenshots held, in
+pytest's temporary folder; or, to keep the picture, in the file that `PIXELSTORE_SPILL_PNG` names.
 """
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from matplotlib import pyplot as plt
 
 NUM_SCREENS = 240
 MB = 10**6
-PICTURE = Path(__file__).parents[1] / "results" / "pixelstore-spill.png"
 
 
 def accounting() -> tuple[float, float]:
@@ -54,7 +54,10 @@ def curve(hold: Any, screen: NDArray[np.uint8]) -> list[tuple[float, float]]:
 
 
 def test_what_spills(
-    benchmark: BenchmarkFixture, store: PixelStoreClient, screen: NDArray[np.uint8]
+    benchmark: BenchmarkFixture,
+    store: PixelStoreClient,
+    screen: NDArray[np.uint8],
+    tmp_path: Path,
 ) -> None:
     settle()
     in_store = curve(lambda image: store.put(image, trajectory_id="a"), screen)
@@ -64,7 +67,7 @@ def test_what_spills(
     plain = benchmark.pedantic(
         curve, args=(lambda image: references.append(ray.put(image)), screen), rounds=1
     )
-    draw(in_store, plain)
+    draw(in_store, plain, os.environ.get("PIXELSTORE_SPILL_PNG") or tmp_path / "spill.png")
     benchmark.extra_info.update(
         screens=NUM_SCREENS,
         megabytes=NUM_SCREENS * screen.nbytes / MB,
@@ -77,7 +80,9 @@ def test_what_spills(
     assert in_store[-1][1] == 0
 
 
-def draw(in_store: list[tuple[float, float]], plain: list[tuple[float, float]]) -> None:
+def draw(
+    in_store: list[tuple[float, float]], plain: list[tuple[float, float]], path: str | Path
+) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharex=True)
     held = np.arange(8, NUM_SCREENS + 1, 8)
     for column, title in enumerate(("resident in Ray's object store", "spilled to disk")):
@@ -86,6 +91,5 @@ def draw(in_store: list[tuple[float, float]], plain: list[tuple[float, float]]) 
         axes[column].set(title=title, xlabel="screenshots held (1280x720x3)", ylabel="MB")
         axes[column].legend()
     figure.tight_layout()
-    PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=110)
+    figure.savefig(path, dpi=110)
     plt.close(figure)

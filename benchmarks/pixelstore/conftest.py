@@ -11,18 +11,27 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 SCREEN = (720, 1280, 3)
+START_ATTEMPTS = 4
+"""Ray gives its daemon 30 s to start, which a busy machine does not always keep."""
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """Two CPUs and 400 MB of object store, apart from any other cluster of the machine."""
-    ray.init(
-        "local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=400 * 2**20,
-        log_to_driver=False,
-    )
+    for attempt in range(START_ATTEMPTS):
+        try:
+            ray.init(
+                "local",
+                num_cpus=2,
+                include_dashboard=False,
+                object_store_memory=400 * 2**20,
+                log_to_driver=False,
+            )
+            break
+        except Exception:
+            ray.shutdown()
+            if attempt == START_ATTEMPTS - 1:
+                raise
     yield
     ray.shutdown()
 

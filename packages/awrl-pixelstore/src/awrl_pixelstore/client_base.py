@@ -27,8 +27,9 @@ class ClientBase:
 
     def __init__(self, spec: StoreSpec) -> None:
         self.spec = spec
-        self._transport = ShardTransport(spec)
-        self._operations = StoreOperations(spec, ray.get_runtime_context().get_node_id())
+        node_id = ray.get_runtime_context().get_node_id()
+        self._transport = ShardTransport(spec, node_id)
+        self._operations = StoreOperations(spec, node_id)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle as the spec alone: caches and actor handles stay in their process."""

@@ -9,7 +9,7 @@ Legend: `H` height, `W` width, `C` channels.
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +131,14 @@ def digest_of(form: Form, shape: Shape, payload: NDArray[np.uint8] | bytes) -> s
     digest = hashlib.sha256(f"{form}:{shape[0]}x{shape[1]}x{shape[2]}:".encode())
     digest.update(memoryview(payload))  # pyright: ignore[reportArgumentType]
     return digest.hexdigest()[:DIGEST_CHARS]
+
+
+def own_bytes(image: PackedImage) -> bytes:
+    """Return the payload as immutable bytes of this process, copied unless it is that already."""
+    base = cast("object", image.payload.base)
+    if isinstance(base, bytes) and len(base) == image.payload.nbytes:
+        return base
+    return image.payload.tobytes()
 
 
 def unpack(form: Form, shape: Shape, payload: bytes) -> Image:

@@ -14,7 +14,7 @@ from awrl_pixelstore.image import Image, ImageInfo, PackedImage, pack, unpack
 from awrl_pixelstore.keys import make_key, parse_key, require_trajectory_id, run_tag_of
 from awrl_pixelstore.pressure import Pressure, merge_pressure
 from awrl_pixelstore.statistics import PixelStoreStatistics
-from awrl_pixelstore.wire import Call, Fetched, Method, Outcome, Seen, StoreSpec
+from awrl_pixelstore.wire import Call, Fetched, Method, Outcome, Seen, StoreSpec, WindowSlice
 
 T = TypeVar("T")
 
@@ -244,9 +244,11 @@ class StoreOperations:
 
     def _take(self, fetched: Fetched, *, is_current: bool) -> dict[str, Image]:
         taken: dict[str, Image] = {}
-        for key, form, shape, view in fetched.images:
+        for key, form, shape, payload in fetched.images:
+            assert not isinstance(payload, WindowSlice)
             # The copy lets go of Ray's shared memory as soon as the answer is dropped.
-            taken[key] = unpack(form, shape, view.tobytes())
+            own = payload if isinstance(payload, bytes) else payload.tobytes()
+            taken[key] = unpack(form, shape, own)
             if is_current:
                 self.cache.add(key, taken[key])
         return taken

@@ -20,7 +20,17 @@ import numpy as np
 from awrl_pixelstore.core import PixelStoreCore
 from awrl_pixelstore.errors import PixelStoreError, PixelStoreUnavailable
 from awrl_pixelstore.image import PackedImage
-from awrl_pixelstore.wire import Fetched, FetchedImage, Reply, Seen, StoreSpec
+from awrl_pixelstore.window import images_in, leave_in
+from awrl_pixelstore.wire import (
+    Fetched,
+    FetchedImage,
+    InWindow,
+    Reply,
+    Seen,
+    StoreSpec,
+    WindowAddress,
+    WindowUnreachable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,20 +93,23 @@ class PixelStoreShard:
         return self._refusal if self._core is None else self._spec
 
     async def put(
-        self, images: Sequence[PackedImage], trajectory_id: str, seen: Seen | None
+        self, images: Sequence[PackedImage] | InWindow, trajectory_id: str, seen: Seen | None
     ) -> Reply:
-        """Hold images for a trajectory; the value is their keys."""
-        reply = self._answer(
-            lambda core: core.put_packed(images, trajectory_id=trajectory_id), seen
-        )
+        """Hold images for a trajectory; the value is their keys, or a `WindowUnreachable`."""
+        reply = self._answer(lambda core: _put(core, images, trajectory_id), seen)
         disk = self._spec.config.disk
         if disk is not None and disk.mode == "write_behind":
             self._flush_soon()
         return reply
 
-    async def fetch(self, keys: Sequence[str], seen: Seen | None) -> Reply:
+    async def fetch(
+        self, keys: Sequence[str], seen: Seen | None, window: WindowAddress | None = None
+    ) -> Reply:
         """Return images up to the payload limit of a call; the value is a `Fetched`."""
-        return self._answer(lambda core: self._fetch(core, keys), seen)
+        reply = self._answer(lambda core: self._fetch(core, keys), seen)
+        if window is not None and isinstance(reply.value, Fetched):
+            return reply._replace(value=leave_in(window, reply.value))
+        return reply
 
     async def missing(self, keys: Sequence[str], seen: Seen | None) -> Reply:
         """Return as value the keys that are not held."""
@@ -214,3 +227,14 @@ class PixelStoreShard:
         else:
             if num_left:
                 self._flush_soon()
+
+
+def _put(
+    core: PixelStoreCore, images: Sequence[PackedImage] | InWindow, trajectory_id: str
+) -> list[str] | WindowUnreachable:
+    if isinstance(images, InWindow):
+        try:
+            images = images_in(images)
+        except OSError as error:
+            return WindowUnreachable(str(error))
+    return core.put_packed(images, trajectory_id=trajectory_id)

@@ -14,7 +14,7 @@ from typing import NoReturn
 from awrl_pixelstore.config import PixelStoreConfig
 from awrl_pixelstore.disk import DiskTier, StoredImage
 from awrl_pixelstore.errors import DiskTierError, PixelStoreFull
-from awrl_pixelstore.image import PackedImage
+from awrl_pixelstore.image import PackedImage, own_bytes
 from awrl_pixelstore.journal import Record
 from awrl_pixelstore.keys import make_key, parse_key
 from awrl_pixelstore.memory import Entry, EntryTable
@@ -87,9 +87,7 @@ class TieredEntries:
         """
         num_bytes = sum(image.payload.nbytes for image in fresh.values())
         entries = {
-            key: Entry(
-                image.form, image.shape, image.payload.nbytes, image.payload.tobytes(), False
-            )
+            key: Entry(image.form, image.shape, image.payload.nbytes, own_bytes(image), False)
             for key, image in fresh.items()
         }
         if self._disk is not None:

@@ -6,6 +6,7 @@ good is looked up once more by name, so that a re-created store is found; nothin
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, cast
@@ -15,7 +16,19 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from awrl_pixelstore.errors import PixelStoreUnavailable
-from awrl_pixelstore.wire import Call, Outcome, Reply, Seen, StoreSpec
+from awrl_pixelstore.image import PackedImage
+from awrl_pixelstore.window import Window, WindowPool, is_worth_a_window
+from awrl_pixelstore.wire import (
+    Call,
+    Fetched,
+    Outcome,
+    Reply,
+    Seen,
+    StoreSpec,
+    WindowUnreachable,
+)
+
+logger = logging.getLogger(__name__)
 
 NAMESPACE = "awrl-pixelstore"
 
@@ -25,6 +38,15 @@ Pending: TypeAlias = "ray.ObjectRef[Reply] | PixelStoreUnavailable"
 def actor_name(run_id: str, shard: int) -> str:
     """Return the name under which Ray knows a shard."""
     return f"{run_id}#{shard}"
+
+
+class Sent(NamedTuple):
+    """A call that was made."""
+
+    pending: Pending
+    """Its answer to be."""
+    window: Window | None
+    """Where its payload goes or comes, when not by Ray."""
 
 
 class Deadline(NamedTuple):
@@ -37,11 +59,26 @@ class Deadline(NamedTuple):
 
 
 class ShardTransport:
-    """Calls to the shards of one store, from one process."""
+    """Calls to the shards of one store, from one process.
 
-    def __init__(self, spec: StoreSpec, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        spec: What the store's creator fixed.
+        node_id: Ray node of this process.
+        windows: Memory shared with the shards of this node.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        spec: StoreSpec,
+        node_id: str,
+        windows: WindowPool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._spec = spec
         self._clock = clock
+        self._windows = windows or WindowPool()
+        self._near = {shard for shard, home in enumerate(spec.layout) if home == node_id}
         self._handles: dict[int, ActorHandle[object]] = {}
 
     def deadline(self, limit_s: float | None) -> Deadline:
@@ -54,11 +91,10 @@ class ShardTransport:
     ) -> list[Outcome]:
         """Make calls and return their outcomes in order, before the deadline."""
         outcomes: list[Outcome] = []
-        for index, pending in enumerate(self._send(calls, seen)):
-            outcome = self._wait(calls[index], pending, deadline)
-            if isinstance(outcome, PixelStoreUnavailable) and self._is_worth_another(outcome):
-                again = self._send([calls[index]], [None])[0]
-                outcome = self._wait(calls[index], again, deadline)
+        for call, sent in zip(calls, self._send(calls, seen), strict=True):
+            outcome = self._wait(call, sent, deadline)
+            if self._is_worth_another(call, outcome):
+                outcome = self._wait(call, self._send_one(call, None), deadline)
             outcomes.append(outcome)
         return outcomes
 
@@ -67,11 +103,10 @@ class ShardTransport:
     ) -> list[Outcome]:
         """Make calls and return their outcomes in order, before the deadline."""
         outcomes: list[Outcome] = []
-        for index, pending in enumerate(self._send(calls, seen)):
-            outcome = await self._wait_async(calls[index], pending, deadline)
-            if isinstance(outcome, PixelStoreUnavailable) and self._is_worth_another(outcome):
-                again = self._send([calls[index]], [None])[0]
-                outcome = await self._wait_async(calls[index], again, deadline)
+        for call, sent in zip(calls, self._send(calls, seen), strict=True):
+            outcome = await self._wait_async(call, sent, deadline)
+            if self._is_worth_another(call, outcome):
+                outcome = await self._wait_async(call, self._send_one(call, None), deadline)
             outcomes.append(outcome)
         return outcomes
 
@@ -82,20 +117,50 @@ class ShardTransport:
             ray.kill(handle, no_restart=True)
             self._handles.pop(shard, None)
 
-    def _send(self, calls: Sequence[Call], seen: Sequence[Seen | None]) -> list[Pending]:
+    def _send(self, calls: Sequence[Call], seen: Sequence[Seen | None]) -> list[Sent]:
         return [self._send_one(call, known) for call, known in zip(calls, seen, strict=True)]
 
-    def _send_one(self, call: Call, seen: Seen | None) -> Pending:
+    def _send_one(self, call: Call, seen: Seen | None) -> Sent:
         try:
             handle = self._find(call.shard)
             if handle is None:
-                return _unavailable(
-                    call, "no actor of this name: closed, or killed", None, is_gone=True
-                )
+                reason = "no actor of this name: closed, or killed"
+                return Sent(_unavailable(call, reason, None, is_gone=True), None)
+            arguments, window = self._load(call, seen)
             method = getattr(handle, call.method)
-            return cast("ray.ObjectRef[Reply]", method.remote(*call.arguments, seen))
+            return Sent(cast("ray.ObjectRef[Reply]", method.remote(*arguments)), window)
         except RayError as error:
-            return _unavailable(call, f"{type(error).__name__} at submission", None)
+            return Sent(_unavailable(call, f"{type(error).__name__} at submission", None), None)
+
+    def _load(self, call: Call, seen: Seen | None) -> tuple[tuple[object, ...], Window | None]:
+        """Return the arguments of a call, with its payload in a window where that is better."""
+        arguments = (*call.arguments, seen)
+        if call.shard not in self._near or call.method not in ("put", "fetch"):
+            return arguments, None
+        if call.method == "fetch":
+            window = self._windows.take()
+            return (*arguments, window and window.address), window
+        images, *rest = arguments
+        batch = cast("Sequence[PackedImage]", images)
+        if not is_worth_a_window(sum(image.payload.nbytes for image in batch)):
+            return arguments, None
+        window = self._windows.take()
+        if window is None:
+            return arguments, None
+        try:
+            return (window.load(batch), *rest), window
+        except OSError:
+            window.close()
+            return arguments, None
+
+    def _unload(self, reply: Reply, window: Window | None) -> Reply:
+        """Return an answer with its payload; the window is free for another call then."""
+        if window is None:
+            return reply
+        if isinstance(reply.value, Fetched):
+            reply = reply._replace(value=window.unload(reply.value))
+        self._windows.give_back(window)
+        return reply
 
     def _find(self, shard: int) -> "ActorHandle[object] | None":
         if not ray.is_initialized():
@@ -112,16 +177,22 @@ class ShardTransport:
             self._handles[shard] = handle
         return handle
 
-    def _is_worth_another(self, outcome: PixelStoreUnavailable) -> bool:
-        if not outcome.is_gone or outcome.shard is None:
-            return False
-        return self._handles.pop(outcome.shard, None) is not None
+    def _is_worth_another(self, call: Call, outcome: Outcome) -> bool:
+        if isinstance(outcome, PixelStoreUnavailable):
+            return outcome.is_gone and self._handles.pop(call.shard, None) is not None
+        if isinstance(outcome.value, WindowUnreachable):
+            logger.info("shard %d is not near, Ray carries: %s", call.shard, outcome.value.reason)
+            self._near.discard(call.shard)
+            return True
+        return False
 
-    def _wait(self, call: Call, pending: Pending, deadline: Deadline) -> Outcome:
+    def _wait(self, call: Call, sent: Sent, deadline: Deadline) -> Outcome:
+        pending, window = sent
         if isinstance(pending, PixelStoreUnavailable):
             return pending
         try:
-            return ray.get(pending, timeout=max(deadline.at - self._clock(), 0.0))
+            reply = ray.get(pending, timeout=max(deadline.at - self._clock(), 0.0))
+            return self._unload(reply, window)
         except GetTimeoutError:
             ray.cancel(pending)
             return _unavailable(call, "no answer", deadline.limit_s)
@@ -130,12 +201,14 @@ class ShardTransport:
         except RayError as error:
             return _failed(call, error, deadline.limit_s)
 
-    async def _wait_async(self, call: Call, pending: Pending, deadline: Deadline) -> Outcome:
+    async def _wait_async(self, call: Call, sent: Sent, deadline: Deadline) -> Outcome:
+        pending, window = sent
         if isinstance(pending, PixelStoreUnavailable):
             return pending
         try:
             async with asyncio.timeout(max(deadline.at - self._clock(), 0.0)):
-                return await pending
+                reply = await pending
+            return self._unload(reply, window)
         except TimeoutError:
             ray.cancel(pending)
             return _unavailable(call, "no answer", deadline.limit_s)

@@ -1,7 +1,8 @@
 """What travels between a client and a shard: small tuples, payload as flat uint8 views.
 
 A flat view is pickled out of band: Ray writes it into shared memory once and the receiver reads it
-there without a copy, until it copies what it keeps and lets go of the view.
+there without a copy, until it copies what it keeps and lets go of the view. On one node, payload of
+a few screenshots lies in a window instead and the tuples say where.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -73,6 +74,42 @@ class Reply(NamedTuple):
     """Keys freed since the caller's `seen`; None when unknown or not asked for."""
 
 
+class WindowAddress(NamedTuple):
+    """Where on its node a process finds a window of another."""
+
+    process: int
+    """Id of the process that owns it."""
+    number: int
+    """File number in that process."""
+    name: str
+    """Unique name of the file."""
+
+
+class WindowSlice(NamedTuple):
+    """Bytes of one image in a window."""
+
+    start: int
+    """First byte."""
+    num_bytes: int
+    """Length."""
+
+
+class InWindow(NamedTuple):
+    """Images that a client puts, whose payload lies in its window."""
+
+    address: WindowAddress
+    """The window."""
+    images: tuple[tuple[Form, Shape, str, WindowSlice], ...]
+    """Encoding, shape, digest and place of each image."""
+
+
+class WindowUnreachable(NamedTuple):
+    """Value of a reply to a put whose window the shard can't reach: nothing was done."""
+
+    reason: str
+    """What the system said."""
+
+
 class FetchedImage(NamedTuple):
     """One image in a `Fetched`."""
 
@@ -82,8 +119,8 @@ class FetchedImage(NamedTuple):
     """Encoding, or `array` for raw pixels."""
     shape: Shape
     """`(H, W, C)`."""
-    payload: NDArray[np.uint8]
-    """Flat bytes, `[num_bytes]`."""
+    payload: NDArray[np.uint8] | WindowSlice | bytes
+    """Flat bytes, `[num_bytes]`, as Ray carries them; where they are; or a copy of them."""
 
 
 class Fetched(NamedTuple):
