@@ -138,7 +138,9 @@ class Probes:
         self._folder = job.folder / "state"
         self._publisher = DiskPublisher(job.folder / "snapshots", base=policy, keep=2)
         processor = PolicyProcessor.from_pretrained(policy)
-        spec = mapping.engine_spec(job.config, str(policy), processor)
+        spec = mapping.engine_spec(
+            job.config, mapping.server_spec(job.config, str(policy)), processor
+        )
 
         def actor(config: ActorConfig) -> FSDPActor:
             return FSDPActor(load_policy(policy, torch.float32), config, collate=collate)
@@ -180,12 +182,11 @@ async def measure(job: Job) -> dict[str, object]:
     pixels = await asyncio.to_thread(get_or_create_pixel_store, "clip-fraction", num_shards=1)
     reader = copy.copy(pixels)  # a client serves one thread at a time
     probes = Probes(job, policy, Collator(processor, lambda keys: list(reader.get_many(keys))))
-    server = InferenceServer(
-        mapping.server_spec(config, str(policy)), 0, "rollout-0", str(job.folder)
-    )
+    servers = mapping.server_spec(config, str(policy))
+    server = InferenceServer(servers, 0, "rollout-0", str(job.folder))
     spec = mapping.worker_spec(
         config,
-        str(policy),
+        servers,
         mapping.train_tasks(config),
         num_slots=config.env.slots_per_worker,
         temperature=config.gconfig.temperature,

@@ -5,6 +5,7 @@ Invariants: a check never raises for what it finds; the server ends with the wei
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from awrl_rollout import RolloutError, SGLangClient
 
 from webrl.doctor import Check
+from webrl.embedded.config import TOKEN_VARIABLE
 from webrl.errors import WebRLError
 from webrl.system.server_process import find_free_port
 
@@ -57,7 +59,8 @@ async def check_server(
     """Look at the version of a server and compare its log-probs with the trainer's forward.
 
     Args:
-        url: Its address; nobody else may use it meanwhile.
+        url: Its address; nobody else may use it meanwhile. What it asks for is taken from
+            `AWRL_SERVER_TOKEN`.
         policy_path: Checkpoint folder that it serves; its own word when `None`.
         dtype: Dtype of its weights; its own word when `None`.
     """
@@ -65,7 +68,7 @@ async def check_server(
     import torch  # noqa: PLC0415
 
     try:
-        async with SGLangClient(url) as client:
+        async with SGLangClient(url, token=os.environ.get(TOKEN_VARIABLE)) as client:
             info = await client.server_info()
             model_path = policy_path or str(info.get("model_path"))
             if not (Path(model_path) / "config.json").is_file():

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 RUN_DEADLINE_S = 420.0
@@ -30,7 +29,7 @@ class Runs:
 
     small = SMALL
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start `webrl train` with a process group of its own."""
         return subprocess.Popen(
             [sys.executable, "-m", "webrl", "train", *arguments],
@@ -38,7 +37,7 @@ class Runs:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         )
 
     def train(self, *arguments: str) -> str:
@@ -60,10 +59,6 @@ class Runs:
         """Return every sampled trajectory."""
         files = sorted((run_dir / "trajectories").glob("*/trajectory.json"))
         return [json.loads(file.read_text()) for file in files]
-
-    def descendants(self, pid: int) -> list[psutil.Process]:
-        """Return every process below `pid`."""
-        return psutil.Process(pid).children(recursive=True)
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,7 @@ class SGLangClient(WeightCalls):
         base_url: str,
         *,
         config: SGLangClientConfig | None = None,
+        token: str | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Make a client; no connection is opened before the first call.
@@ -52,6 +53,7 @@ class SGLangClient(WeightCalls):
         Args:
             base_url: `http://host:port` of the server.
             config: Limits; the defaults when `None`.
+            token: What the server asks for (`--api-key` of SGLang); `None` where it asks for nothing.
             sleep: Waits between polls of `wait_until_healthy` and `flush_cache`, and before a
                 call is repeated.
 
@@ -59,7 +61,7 @@ class SGLangClient(WeightCalls):
             ValueError: The address is not http.
         """
         self._config = config or SGLangClientConfig()
-        super().__init__(SGLangTransport(base_url, self._config, sleep=sleep))
+        super().__init__(SGLangTransport(base_url, self._config, token=token, sleep=sleep))
         self.base_url = self._transport.base_url
         self._sleep = sleep
         self._attempts = itertools.count()

@@ -73,6 +73,7 @@ class SGLangTransport:
         base_url: str,
         config: SGLangClientConfig,
         *,
+        token: str | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Make a transport without opening a connection.
@@ -80,6 +81,7 @@ class SGLangTransport:
         Args:
             base_url: `http://host:port` of the server.
             config: Limits.
+            token: Sent as `Authorization: Bearer`; nothing is sent when `None`.
             sleep: Waits before a call is repeated.
 
         Raises:
@@ -89,6 +91,9 @@ class SGLangTransport:
             raise ValueError(f"base_url must start with http://, got {base_url!r}. Add the scheme.")
         self.base_url = base_url.rstrip("/")
         self.config = config
+        self._headers = (
+            _HEADERS if token is None else _HEADERS | {"Authorization": f"Bearer {token}"}
+        )
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
 
@@ -164,7 +169,7 @@ class SGLangTransport:
         """Send one request; the boundary where errors of the world become ours."""
         try:
             async with self._open_session().request(
-                method, f"{self.base_url}{path}", data=body, headers=_HEADERS
+                method, f"{self.base_url}{path}", data=body, headers=self._headers
             ) as response:
                 reply = Reply(status=response.status, body=await response.read())
         except (aiohttp.ClientError, OSError) as error:

@@ -76,7 +76,7 @@ class InferenceConfig:
     backend: Literal["embedded", "sglang"] | None = None
     """Program of the servers; the one that `allocation_mode` names when unset."""
     base_port: int = 0
-    """Port of the first server on loopback, the others take the next ones; any free when 0."""
+    """Port of the first server, the others take the next ones; any free when 0."""
     num_threads: int = 1
     """Threads of one `embedded` server on a CPU."""
     max_running_requests: int = 48

@@ -11,7 +11,6 @@ from dataclasses import MISSING, fields
 
 from webrl.embedded.config import TOKEN_VARIABLE, EmbeddedServerConfig
 from webrl.embedded.watch import end_with_parent
-from webrl.loopback import is_loopback
 
 _HELP = {
     "model_path": "local folder of the checkpoint",
@@ -64,18 +63,14 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logger = logging.getLogger("webrl.embedded")
     try:
-        config = EmbeddedServerConfig(**options, token=_token(str(options["host"])))
+        token = os.environ.get(TOKEN_VARIABLE) or None
+        config = EmbeddedServerConfig(**options, token=token)
     except ValueError as error:
         logger.error("%s", error)
         return 2
     # Torch reads this when it is imported, which the next line does.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.num_threads))
     return _run(config, logger)
-
-
-def _token(host: str) -> str | None:
-    """Return what requests must carry; on loopback, where nobody else can come, nothing."""
-    return None if is_loopback(host) else os.environ.get(TOKEN_VARIABLE) or None
 
 
 def _run(config: EmbeddedServerConfig, logger: logging.Logger) -> int:

@@ -18,6 +18,7 @@ from webrl.system.evaluation import EvaluationResult, summarise
 from webrl.system.inference import InferenceServerActor
 from webrl.system.launch import start_test_worker, stop_workers
 from webrl.system.placement import RoleSpec
+from webrl.system.reach import reach_of
 from webrl.system.scheduler import RayScheduler
 from webrl.system.signals import until_signalled
 from webrl.system.test_rollout import (
@@ -81,18 +82,19 @@ async def _evaluate(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult
             ]
         )
         stack.callback(scheduler.shutdown)
+        server_spec = mapping.server_spec(config, policy_path, reach_of(scheduler.node_ids))
         server = scheduler.create_worker(
             mapping.TEST_ROLLOUT,
             0,
             InferenceServerActor,
-            mapping.server_spec(config, policy_path),
+            server_spec,
             0,
             "eval-0",
             str(job.log_dir),
         )
         stack.push_async_callback(stop_workers, [server])
         urls = await scheduler.async_call_engine([server], "start", timeout_s=deadline_s)
-        worker = await start_test_worker(config, scheduler, policy_path, urls)
+        worker = await start_test_worker(config, scheduler, server_spec, urls)
         stack.push_async_callback(stop_workers, [worker])
         started = time.monotonic()
         records = await run_evaluation(

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
-from awrl_rollout import GenerateRequest, RolloutError, SGLangClient, SGLangClientConfig
+from awrl_rollout import GenerateRequest, RolloutError, SGLangClientConfig
 from PIL import Image
 
+from webrl.embedded.config import TOKEN_VARIABLE
 from webrl.errors import ServerStartError
 from webrl.sglang_cpu import CPU_ARGUMENTS, build_cpu_aids, has_gpu_driver
+from webrl.system.reach import LOCAL, Reach
 from webrl.system.server_process import (
     ServerProcess,
     embedded_command,
@@ -37,8 +39,8 @@ class ServerSpec:
     """``embedded`` or ``sglang``."""
     model_path: str
     """Local checkpoint directory."""
-    host: str = "127.0.0.1"
-    """Address to listen on."""
+    reach: Reach = LOCAL
+    """Where to listen, and what to ask for."""
     num_threads: int = 1
     """Torch threads of an embedded server."""
     start_timeout_s: float = 120.0
@@ -63,6 +65,7 @@ class ServerSpec:
             "SGLANG_VLM_CACHE_SIZE_MB": "0",
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
             "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+            TOKEN_VARIABLE: self.reach.token or "",
         }
 
 
@@ -92,13 +95,15 @@ class InferenceServer:
         for attempt in range(START_ATTEMPTS):
             self.stop()
             spec = self._spec
-            port = spec.base_port + self._index if spec.base_port else find_free_port(spec.host)
-            command, environment = await asyncio.to_thread(self._launch, port)
+            host = spec.reach.host()
+            port = spec.base_port + self._index if spec.base_port else find_free_port(host)
+            command, environment = await asyncio.to_thread(self._launch, host, port)
             self._process = ServerProcess(
                 command,
-                url=f"http://{spec.host}:{port}",
+                url=f"http://{host}:{port}",
                 log_path=self._log_path,
-                env=environment,
+                env=environment | spec.reach.environment(),
+                token=spec.reach.token,
             )
             try:
                 await asyncio.to_thread(self._process.wait_until_healthy, spec.start_timeout_s)
@@ -111,17 +116,17 @@ class InferenceServer:
                 return self._process.url
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _launch(self, port: int) -> tuple[list[str], dict[str, str]]:
+    def _launch(self, host: str, port: int) -> tuple[list[str], dict[str, str]]:
         """Return command line and environment of the server."""
         spec = self._spec
         if spec.backend == "embedded":
-            command = embedded_command(spec.model_path, spec.host, port, spec.num_threads)
+            command = embedded_command(spec.model_path, host, port, spec.num_threads)
             return command, spec.environment
         arguments, environment = spec.extra_args, spec.environment
         if not has_gpu_driver():
             arguments += CPU_ARGUMENTS
             environment |= build_cpu_aids(self._log_path.parent / "sglang-cpu")
-        return sglang_command(spec.model_path, spec.host, port, arguments), environment
+        return sglang_command(spec.model_path, host, port, arguments), environment
 
     async def check(self) -> str | None:
         """Return None while the server runs, else a description of its death."""
@@ -157,7 +162,7 @@ async def _warm_up(process: ServerProcess, spec: ServerSpec) -> None:
     )
     limits = SGLangClientConfig(generate_deadline_s=spec.start_timeout_s)
     try:
-        async with SGLangClient(process.url, config=limits) as client:
+        async with spec.reach.client(process.url, limits) as client:
             await client.generate(request)
     except RolloutError as error:
         death = "" if process.is_alive else f"\n{process.describe_death()}"

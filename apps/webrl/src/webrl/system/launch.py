@@ -17,11 +17,12 @@ from pathlib import Path
 
 import ray
 from awrl_pixelstore import get_or_create_pixel_store
-from awrl_rollout import SGLangClient
 
 from webrl.config import WebRLConfig
 from webrl.policy import PolicyProcessor
 from webrl.system import mapping
+from webrl.system.inference import ServerSpec
+from webrl.system.reach import reach_of
 from webrl.system.roles import System, server_workers
 from webrl.system.rollout_worker import CallbackTarget, RolloutWorkerActor, WorkerSpec
 from webrl.system.scheduler import RayScheduler, WorkerHandle, call_worker
@@ -72,6 +73,7 @@ async def launch(
         num_cpus = ray.cluster_resources().get("CPU", 1.0)
         scheduler = RayScheduler(mapping.role_specs(config, num_cpus))
         stack.callback(scheduler.shutdown)
+        reach = reach_of(scheduler.node_ids)
         pixels = await asyncio.to_thread(
             get_or_create_pixel_store,
             run_id,
@@ -84,14 +86,14 @@ async def launch(
             scheduler=scheduler,
             pixels=pixels,
             processor=processor,
-            server_spec=mapping.server_spec(config, policy_path),
+            server_spec=mapping.server_spec(config, policy_path, reach),
             log_dir=log_dir,
         )
         system.servers = server_workers(system, mapping.ROLLOUT)
         if config.test_rollout.enabled:
             system.test_servers = server_workers(system, mapping.TEST_ROLLOUT)
         stack.push_async_callback(_stop_all_servers, system)
-        system.ranks = _rank_workers(config, system, policy_path)
+        system.ranks = _rank_workers(config, system)
         async with task_scope() as group:
             urls = group.create_task(_start(scheduler, system.servers, deadline_s))
             test_urls = group.create_task(_start(scheduler, system.test_servers, deadline_s))
@@ -99,10 +101,10 @@ async def launch(
         system.server_urls, system.test_urls = urls.result(), test_urls.result()
         if config.test_rollout.enabled:
             system.test_worker = await start_test_worker(
-                config, scheduler, policy_path, system.test_urls
+                config, scheduler, system.server_spec, system.test_urls
             )
             stack.push_async_callback(_stop_test_worker, system)
-        system.clients = [SGLangClient(url) for url in system.server_urls]
+        system.clients = [reach.client(url) for url in system.server_urls]
         stack.push_async_callback(_close_clients, system)
         yield system
 
@@ -125,22 +127,22 @@ def create_rollout_worker(
 
 
 async def start_test_worker(
-    config: WebRLConfig, scheduler: RayScheduler, policy_path: str, server_urls: Sequence[str]
+    config: WebRLConfig, scheduler: RayScheduler, servers: ServerSpec, server_urls: Sequence[str]
 ) -> WorkerHandle:
     """Start the worker that runs evaluation episodes, and its slots.
 
     Args:
         config: The run's.
         scheduler: Holds the role.
-        policy_path: Checkpoint directory with tokenizer and processor.
-        server_urls: Servers of the test role.
+        servers: What the servers were started with.
+        server_urls: Their addresses.
 
     Raises:
         EngineCallError: It did not start.
     """
     spec = mapping.worker_spec(
         config,
-        policy_path,
+        servers,
         mapping.test_tasks(config),
         num_slots=config.test_rollout.max_concurrent,
         temperature=config.test_rollout.temperature or 1.0,
@@ -185,9 +187,9 @@ async def _close_clients(system: System) -> None:
         await _quietly(client.aclose)
 
 
-def _rank_workers(config: WebRLConfig, system: System, policy_path: str) -> list[WorkerHandle]:
+def _rank_workers(config: WebRLConfig, system: System) -> list[WorkerHandle]:
     count = system.scheduler.num_workers(mapping.ACTOR)
-    spec = mapping.engine_spec(config, policy_path, system.processor)
+    spec = mapping.engine_spec(config, system.server_spec, system.processor)
     return [
         system.scheduler.create_worker(
             mapping.ACTOR,

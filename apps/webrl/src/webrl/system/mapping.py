@@ -20,6 +20,7 @@ from webrl.judge import JudgeConfig
 from webrl.policy import PolicyProcessor
 from webrl.system.inference import ServerSpec
 from webrl.system.placement import RoleSpec
+from webrl.system.reach import LOCAL, Reach
 from webrl.system.rollout_worker import WorkerSpec
 from webrl.system.task_stream import StreamTask
 from webrl.system.update_engine import EngineSpec
@@ -158,7 +159,7 @@ def judge_config(config: WebRLConfig) -> JudgeConfig | None:
 
 def worker_spec(
     config: WebRLConfig,
-    policy_path: str,
+    servers: ServerSpec,
     tasks: tuple[Task, ...],
     *,
     num_slots: int,
@@ -169,7 +170,7 @@ def worker_spec(
 
     Args:
         config: The run's.
-        policy_path: Checkpoint directory with tokenizer and processor.
+        servers: What the inference servers were started with.
         tasks: Tasks with their limits.
         num_slots: Slots of the worker.
         temperature: Sampling temperature.
@@ -177,7 +178,8 @@ def worker_spec(
     """
     env = config.env
     return WorkerSpec(
-        policy_path=policy_path,
+        policy_path=servers.model_path,
+        reach=servers.reach,
         tasks=tasks,
         browser=BrowserConfig(
             num_slots=num_slots,
@@ -208,11 +210,12 @@ def worker_spec(
     )
 
 
-def server_spec(config: WebRLConfig, policy_path: str) -> ServerSpec:
+def server_spec(config: WebRLConfig, policy_path: str, reach: Reach = LOCAL) -> ServerSpec:
     """Return how an inference server is started."""
     return ServerSpec(
         backend=config.inference_backend,
         model_path=policy_path,
+        reach=reach,
         num_threads=config.inference.num_threads,
         start_timeout_s=config.scheduler.startup_timeout_s,
         base_port=config.inference.base_port,
@@ -220,12 +223,13 @@ def server_spec(config: WebRLConfig, policy_path: str) -> ServerSpec:
     )
 
 
-def engine_spec(config: WebRLConfig, policy_path: str, processor: PolicyProcessor) -> EngineSpec:
+def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProcessor) -> EngineSpec:
     """Return what a rank of the update engine is built from."""
     actor, optimizer = config.actor, config.actor.optimizer
     num_steps = config.total_steps * actor.ppo_n_minibatches * actor.ppo_n_epochs
     return EngineSpec(
-        policy_path=policy_path,
+        policy_path=servers.model_path,
+        reach=servers.reach,
         num_threads=actor.num_threads,
         use_cuda=config.cluster.num_gpus > 0,
         actor=ActorConfig(

@@ -10,6 +10,7 @@ from webrl.config import WebRLConfig
 from webrl.system import mapping
 from webrl.system.roles import System
 from webrl.system.run_state import RunFolders
+from webrl.system.scheduler import call_worker
 from webrl.system.weights import DiskWeights, RayWeightSource, WeightPublisher
 
 
@@ -41,10 +42,13 @@ async def connect_weights(
             system.scheduler, system.ranks, system.receivers(), folders.published
         )
     else:
+        host, _ = await call_worker(
+            system.ranks[0], "rendezvous", timeout_s=config.scheduler.startup_timeout_s
+        )
         publisher = XcclPublisher(
             RayWeightSource(system.scheduler, system.ranks),
             system.receivers(),
-            mapping.publisher_config(config, await _rank_host(system), run_id),
+            mapping.publisher_config(config, host, run_id),
         )
         stack.push_async_callback(publisher.aclose)
         await publisher.connect()
@@ -52,9 +56,3 @@ async def connect_weights(
     if version > 0:
         await weights.publish(version)
     return weights
-
-
-async def _rank_host(system: System) -> str:
-    if len(system.ranks) == 1:
-        return "127.0.0.1"
-    return (await system.scheduler.async_call_engine(system.ranks[:1], "rendezvous"))[0][0]

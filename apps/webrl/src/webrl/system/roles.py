@@ -13,6 +13,7 @@ from webrl.errors import EngineCallError, WorkerLostError
 from webrl.policy import PolicyProcessor
 from webrl.system import mapping
 from webrl.system.inference import InferenceServerActor, ServerSpec
+from webrl.system.reach import Reach
 from webrl.system.scheduler import RayScheduler, WorkerHandle, call_worker
 from webrl.system.weights import SGLangReceiver
 
@@ -48,6 +49,11 @@ class System:
     """Their addresses."""
     test_worker: WorkerHandle | None = None
     """Runs evaluation episodes."""
+
+    @property
+    def reach(self) -> Reach:
+        """Return where its parts listen, and what they ask for."""
+        return self.server_spec.reach
 
     def receivers(self) -> list[SGLangReceiver]:
         """Return the rollout servers as weight receivers."""

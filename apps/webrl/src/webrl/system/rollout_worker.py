@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ray
 import torch
@@ -35,6 +35,7 @@ from awrl_rollout import (
 from webrl.browser import BrowserConfig, BrowserPool
 from webrl.judge import Judge, JudgeConfig
 from webrl.policy import PolicyProcessor
+from webrl.system.reach import LOCAL, Reach
 from webrl.system.routing import ServerRouter, make_generator
 from webrl.system.task_scope import task_scope
 from webrl.system.workflow import WebTaskWorkflow
@@ -51,7 +52,7 @@ class CallbackTarget:
 
     url: str
     """Endpoint of the controller."""
-    token: str
+    token: str = field(repr=False)
     """Bearer token that it asks for."""
 
 
@@ -77,6 +78,8 @@ class WorkerSpec:
     """Version of tokens from a server that was never updated."""
     is_synchronous: bool = False
     """Sessions are spawned and torn down around each round, instead of living on."""
+    reach: Reach = LOCAL
+    """How to talk to the inference servers."""
 
 
 class RolloutWorker:
@@ -131,7 +134,9 @@ class RolloutWorker:
                 self._callback.url, token=self._callback.token, worker=self._name
             )
             self._stack.push_async_callback(notifier.aclose)
-        self._router = ServerRouter(server_urls, initial_version=spec.initial_version)
+        self._router = ServerRouter(
+            server_urls, initial_version=spec.initial_version, reach=spec.reach
+        )
         self._stack.push_async_callback(self._router.aclose)
         self._generator = make_generator(self._router, deadline_s=spec.episode_timeout_s)
         self._workflow = workflow = WebTaskWorkflow(

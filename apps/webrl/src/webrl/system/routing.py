@@ -20,6 +20,8 @@ from awrl_rollout import (
     StickyRouter,
 )
 
+from webrl.system.reach import LOCAL, Reach
+
 MAX_FAILURES = 8
 """With the generator's waits about 7 s: by then a server's death is known and requests are held."""
 
@@ -27,13 +29,17 @@ MAX_FAILURES = 8
 class ServerRouter:
     """A ``GenerateClient`` that picks a server for each request by its group."""
 
-    def __init__(self, urls: Sequence[str], *, initial_version: int = 0) -> None:
+    def __init__(
+        self, urls: Sequence[str], *, initial_version: int = 0, reach: Reach = LOCAL
+    ) -> None:
         """Open clients lazily.
 
         Args:
             urls: Base URLs of the servers.
             initial_version: Version of tokens from a server that was never updated.
+            reach: How to talk to them.
         """
+        self._reach = reach
         self._config = SGLangClientConfig(initial_version=initial_version)
         self._clients: dict[str, SGLangClient] = {}
         self._router = StickyRouter({}, key=_group_of)
@@ -43,7 +49,7 @@ class ServerRouter:
         """Route to these servers from now on."""
         for url in urls:
             if url not in self._clients:
-                self._clients[url] = SGLangClient(url, config=self._config)
+                self._clients[url] = self._reach.client(url, self._config)
         self._router.set_clients({url: self._clients[url] for url in urls})
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:

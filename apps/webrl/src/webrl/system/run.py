@@ -202,7 +202,7 @@ class Run:
         config = self._config
         spec = mapping.worker_spec(
             config,
-            str(self._policy_path),
+            system.server_spec,
             mapping.train_tasks(config),
             num_slots=config.env.slots_per_worker,
             temperature=config.gconfig.temperature,
@@ -221,7 +221,9 @@ class Run:
                 group_size=config.gconfig.n_samples,
                 version=progress.version,
             )
-        callbacks = await stack.enter_async_context(CallbackServer(self._nudge))
+        callbacks = await stack.enter_async_context(
+            CallbackServer(self._nudge, host=system.reach.host())
+        )
         target = CallbackTarget(url=callbacks.url, token=callbacks.token)
         plan = WorkerPlan(spec=spec, target=target)
         supervisor = Supervisor(config, system, plan, recovery, self._view)

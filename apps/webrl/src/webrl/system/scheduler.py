@@ -57,9 +57,11 @@ class RayScheduler:
         self._placements: dict[str, RolePlacement] = setup_mixed_layout(roles)
         self._workers: list[WorkerHandle] = []
 
-    def node_of(self, role: str, rank: int) -> str:
-        """Return the node id that holds a rank of a role."""
-        return self._placements[role].node_of_rank[rank]
+    @property
+    def node_ids(self) -> frozenset[str]:
+        """Nodes that hold a worker of any role."""
+        placements = self._placements.values()
+        return frozenset(node for placement in placements for node in placement.node_of_rank)
 
     def num_workers(self, role: str) -> int:
         """Return how many workers a role has."""

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from webrl.errors import ServerStartError
-from webrl.loopback import is_loopback
 
 HEALTH_POLL_S = 0.1
 """Between two looks at a starting server."""
@@ -46,26 +45,8 @@ def find_free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _check_host(host: str) -> None:
-    """Refuse to open a server of a run to others: its clients send no token.
-
-    Raises:
-        ServerStartError: `host` is not of loopback.
-    """
-    if not is_loopback(host):
-        raise ServerStartError(
-            f"host must be of loopback, got {host!r}: the servers of a run ask for no token. "
-            "Use 127.0.0.1."
-        )
-
-
 def embedded_command(model_path: str, host: str, port: int, num_threads: int) -> list[str]:
-    """Return the command line of the embedded server.
-
-    Raises:
-        ServerStartError: Others than this machine could reach it.
-    """
-    _check_host(host)
+    """Return the command line of the embedded server."""
     return [
         sys.executable,
         "-m",
@@ -84,16 +65,11 @@ def embedded_command(model_path: str, host: str, port: int, num_threads: int) ->
 def sglang_command(
     model_path: str, host: str, port: int, extra_args: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command line of a real SGLang server (one GPU, tp 1).
-
-    Raises:
-        ServerStartError: Others than this machine could reach it.
-    """
-    _check_host(host)
+    """Return the command line of a real SGLang server (one GPU, tp 1)."""
     return [
         sys.executable,
         "-m",
-        "sglang.launch_server",
+        "webrl.sglang_server",
         "--model-path",
         model_path,
         "--host",
@@ -124,6 +100,7 @@ class ServerProcess:
         url: str,
         log_path: Path,
         env: Mapping[str, str] | None = None,
+        token: str | None = None,
     ) -> None:
         """Launch the command; use ``wait_until_healthy`` before the first request.
 
@@ -132,8 +109,10 @@ class ServerProcess:
             url: Base URL that the server will answer on.
             log_path: File that receives its standard output and error.
             env: Added to this process's environment.
+            token: What the server asks for.
         """
         self.url = url
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
@@ -185,8 +164,9 @@ class ServerProcess:
         )
 
     def _answers(self) -> bool:
+        request = urllib.request.Request(f"{self.url}/health", headers=self._headers)
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2.0) as reply:
+            with urllib.request.urlopen(request, timeout=2.0) as reply:
                 return reply.status == 200
         except (urllib.error.URLError, OSError):
             return False

@@ -20,7 +20,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from awrl_rollout import SGLangClient
 from awrl_trainer import PublishError, PublishReport
 
 from webrl.config import WebRLConfig
@@ -148,7 +147,7 @@ class ServerRecovery:
         self._num_restarts[index] += 1
         self._view.note(f"server {name} is lost; restart {self._num_restarts[index]} of {limit}")
         url = await start_server_again(self._config, self._system, index)
-        client, before = SGLangClient(url), self._system.clients[index]
+        client, before = self._system.reach.client(url), self._system.clients[index]
         self._system.clients[index], self._system.server_urls[index] = client, url
         await before.aclose()
         self._waiting[name] = SGLangReceiver(name, client)

@@ -60,6 +60,7 @@ class TestRole:
             num_seeds=section.num_seeds,
             interval_s=section.interval_s,
             is_greedy=section.temperature == 0,
+            reach=system.reach,
         )
         self._manager = TestRolloutManager(
             spec=self._spec,
@@ -116,9 +117,8 @@ class TestRole:
             await call_worker(system.test_worker, "set_servers", urls, timeout_s=CALL_DEADLINE_S)
         except WorkerLostError:
             system.scheduler.forget(system.test_worker)
-            policy_path = system.server_spec.model_path
             system.test_worker = await start_test_worker(
-                self._config, system.scheduler, policy_path, urls
+                self._config, system.scheduler, system.server_spec, urls
             )
         return system.test_worker, urls
 

@@ -22,11 +22,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from awrl_rollout import EpisodeRecord, EpisodeRequest, RolloutError, SGLangClient
+from awrl_rollout import EpisodeRecord, EpisodeRequest, RolloutError
 from awrl_trainer import latest_complete_checkpoint
 
 from webrl.errors import WebRLError
 from webrl.system.evaluation import EvaluationResult, append_result, summarise
+from webrl.system.reach import LOCAL, Reach
 from webrl.system.scheduler import WorkerHandle, call_worker
 from webrl.system.trajectory import EpisodeTask
 
@@ -55,6 +56,8 @@ class TestRolloutSpec:
     """Argmax instead of sampling."""
     deadline_s: float = 3600.0
     """Limit of one evaluation; episodes still running then count as faults."""
+    reach: Reach = LOCAL
+    """How to talk to the test servers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,7 +276,7 @@ async def evaluate_snapshot(
     """
     started = time.monotonic()
     for url in server_urls:
-        async with SGLangClient(url) as client:
+        async with spec.reach.client(url) as client:
             await client.update_weights_from_disk(
                 str(snapshot.path), weight_version=snapshot.version, flush_cache=True
             )

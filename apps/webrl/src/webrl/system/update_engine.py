@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,6 +34,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from webrl.policy import PolicyProcessor, load_policy
 from webrl.system.batching import Collator
+from webrl.system.reach import LOCAL, Reach
 
 GROUP_DEADLINE = timedelta(seconds=300)
 """Limit of one collective among trainer ranks: a lost rank becomes an error, not a hang."""
@@ -50,6 +52,8 @@ class EngineSpec:
     """Torch threads on a CPU."""
     use_cuda: bool = False
     """Train on the process's first visible GPU."""
+    reach: Reach = LOCAL
+    """Where ranks and servers meet."""
 
 
 class UpdateEngine:
@@ -73,7 +77,7 @@ class UpdateEngine:
 
     def rendezvous(self) -> tuple[str, int]:
         """Return where the ranks meet: a store that rank 0 has bound and keeps, on a port of its own."""
-        host = "127.0.0.1" if self._world_size == 1 else ray.util.get_node_ip_address()
+        host = self._spec.reach.host()
         if self._store is None:
             self._store = self._open_store(host, 0)
         return host, self._store.port
@@ -91,6 +95,7 @@ class UpdateEngine:
         """
         spec = self._spec
         torch.set_num_threads(spec.num_threads)
+        os.environ.update(spec.reach.environment())
         if self._store is None:
             self._store = self._open_store(host, port)
         dist.init_process_group(
@@ -163,6 +168,12 @@ class UpdateEngine:
         return self._built.weight_checksums(names)
 
     def _open_store(self, host: str, port: int) -> TCPStore:
+        listener = None
+        if self._rank == 0:
+            # Left to itself, a store listens on every address of the machine.
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, port), family=family)
+            port = listener.getsockname()[1]
         return TCPStore(
             host,
             port,
@@ -170,6 +181,7 @@ class UpdateEngine:
             is_master=self._rank == 0,
             timeout=GROUP_DEADLINE,
             wait_for_workers=False,
+            master_listen_fd=listener.detach() if listener else None,
         )
 
     @property
