@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests that need a GPU skip themselves elsewhere; narrow a run with e.g. MARKS="not slow".
 MARKS ?= not gpu and not multigpu
 
-.PHONY: help setup demo test contract lint types gates bench build docs clean
+.PHONY: help setup demo test contract chaos lint types gates bench build docs clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -27,6 +27,9 @@ test: setup ## all tests that this machine can run
 contract: ## the server contract against a real SGLang too (4 GB more), on its CPU engine without a GPU
 	@.ci/setup sglang
 	$(BIN)/python -m pytest -q apps/webrl/tests/embedded/contract $(ARGS)
+
+chaos: setup ## five minutes of training in which processes of every kind are killed
+	$(BIN)/python -m webrl.chaos $(ARGS)
 
 lint: ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -1,16 +1,13 @@
 """The whole system on real parts: Chromium, Ray, the embedded server, FSDP, gloo."""
 
-import json
-import os
-import signal
-import subprocess
-from collections.abc import Callable
+import asyncio
+import random
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from awrl_trainer import latest_complete_checkpoint
+from webrl.chaos import KINDS, Blow, examine, torment
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.browser, pytest.mark.timeout(1200)]
 
@@ -82,104 +79,21 @@ def test_whatever_is_killed_the_run_goes_on_and_an_interrupt_leaves_no_process(
     policy: Path, runs: Any, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    process = runs.start(
-        "--config",
-        "laptop",
-        f"run_dir={run_dir}",
-        f"policy.path={policy}",
-        "allocation_mode=embedded[rollout]:d2+fsdp[actor]:d1",
-        "cluster.n_inference_servers=2",
-        "total_steps=100000",
-        "test_rollout.num_seeds=4",
-        *runs.small,
+    arguments = (
+        *("--config", "laptop", f"run_dir={run_dir}", f"policy.path={policy}"),
+        *("allocation_mode=embedded[rollout]:d2+fsdp[actor]:d1", "cluster.n_inference_servers=2"),
+        *("total_steps=100000", "test_rollout.num_seeds=4", *runs.small),
     )
-    blows: list[Callable[[list[psutil.Process]], list[psutil.Process]]] = [
-        _browsers,
-        _named("ray::RolloutWorker"),  # the training one and the evaluating one
-        _rollout_server,
-        _named("ray::ShardActor"),
-        _named("ray::UpdateEngine"),
-    ]
-    text = _strike(runs, process, blows)
-    assert "worker-0 died; restart 1 of" in text
-    assert "server rollout/0 is lost; restart 1 of" in text
-    assert "actor/0 is gone" in text
-    assert "resumed at version" in text
-
-    below = runs.descendants(process.pid)
-    # Ray's own agents outlive it; the next run ends them.
-    agents = [child for child in below if child.name().endswith("Agent")]
-    process.kill()
-    process.wait(timeout=10)
-    _, alive = psutil.wait_procs([child for child in below if child not in agents], timeout=30)
-    assert not alive, [child.cmdline() for child in alive]
-
-    process = runs.start("--resume", str(run_dir))
-    text = _strike(runs, process, [])
-    assert "resumed at version" in text
-    assert not any(child.is_running() for child in agents)
-    below = runs.descendants(process.pid)
-    os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=20)
-    assert process.returncode == 130
-    _, alive = psutil.wait_procs(below, timeout=10)
-    assert not alive, [child.cmdline() for child in alive]
-
-    lines = (run_dir / "batches.jsonl").read_text().splitlines()
-    batches = [json.loads(line) for line in lines]
-    trained = [episode for batch in batches for episode in batch["off_policyness"]]
-    assert len(trained) == len(set(trained)), "an episode was trained on twice"
-    assert all(age <= 1 for batch in batches for age in batch["off_policyness"].values())
-    steps = [step["step"] for step in runs.lines(run_dir)]
-    assert steps == list(range(1, len(steps) + 1))
-    assert [batch["step"] for batch in batches][: len(steps)] == steps
-
-
-def _strike(
-    runs: Any,
-    process: subprocess.Popen[str],
-    blows: list[Callable[[list[psutil.Process]], list[psutil.Process]]],
-) -> str:
-    """Kill one kind of process after the other, three trained versions apart.
-
-    Returns:
-        What the run printed until three versions after the last blow.
-    """
-    assert process.stdout is not None
-    seen: list[str] = []
-    versions_to_go = 3
-    for line in process.stdout:
-        seen.append(line)
-        versions_to_go -= " version " in line and "success" in line
-        if versions_to_go > 0:
-            continue
-        if not blows:
-            return "".join(seen)
-        victims = blows.pop(0)(runs.descendants(process.pid))
-        assert victims
-        for victim in victims:
-            victim.kill()
-        versions_to_go = 3
-    raise AssertionError(f"the run ended:\n{''.join(seen)}")
-
-
-def _browsers(children: list[psutil.Process]) -> list[psutil.Process]:
-    return [
-        child
-        for child in children
-        if "chromium" in child.name() and "--type=" not in " ".join(child.cmdline())
-    ]
-
-
-def _named(part: str) -> Callable[[list[psutil.Process]], list[psutil.Process]]:
-    return lambda children: [child for child in children if part in " ".join(child.cmdline())]
-
-
-def _rollout_server(children: list[psutil.Process]) -> list[psutil.Process]:
-    """Return the first server of the rollout role, which is the one that writes its log."""
-    servers = [child for child in children if "webrl.embedded" in child.cmdline()]
-    return [
-        server
-        for server in servers
-        if any(file.path.endswith("/rollout-0.log") for file in server.open_files())
-    ]
+    # All rollout workers: the training one and the evaluating one.
+    blows = [Blow(kind=kind, num_versions=3, kills_all=kind == "rollout worker") for kind in KINDS]
+    outcome = asyncio.run(torment(arguments, run_dir, blows, rng=random.Random(0)))
+    assert not outcome.problems
+    assert [strike.kind for strike in outcome.strikes] == list(KINDS)
+    assert "worker-0 died; restart 1 of" in outcome.text
+    assert "server rollout/0 is lost; restart 1 of" in outcome.text
+    assert "actor/0 is gone" in outcome.text
+    assert outcome.text.count("resumed at version") == 2
+    verdict = examine(run_dir)
+    assert not verdict.problems
+    assert verdict.num_updates > 3 * len(KINDS) - 3
+    assert verdict.num_episodes > 0

@@ -97,6 +97,7 @@ def _member(record: EpisodeRecord, trajectory: object) -> dict[str, object]:
     return {
         "episode_id": record.episode_id,
         "task": trajectory.task,
+        "seed": trajectory.seed,
         "outcome": trajectory.outcome,
         "worker": record.worker,
         "started_s": round(record.started_s, _DIGITS),
