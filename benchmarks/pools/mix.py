@@ -61,37 +61,45 @@ def uniform_mix(num_steps: int, seed: int = 0) -> Mix:
     return Mix(name="uniform", lengths=(num_steps,) * NUM_LENGTHS, endings=endings)
 
 
-def mix_task(mix: Mix) -> Task:
-    """Return the page as a task: the state script is read once a step and counts."""
+def mix_tasks(mix: Mix) -> list[Task]:
+    """Return the page as one task a length: the limit on actions ends an episode, nothing else does.
+
+    An action that can't be parsed counts like any other, so no policy shortens or stretches a run.
+    """
     page = load_task("miniwob/click-test-2")
-    rows = json.dumps([[n, int(good)] for n, good in zip(mix.lengths, mix.endings, strict=True)])
+    endings = json.dumps([int(good) for good in mix.endings])
     start = (
-        f"(async () => {{ const started = await {page.start_script}; const rows = {rows};"
-        " const [length, good] = rows[SEED % rows.length];"
-        " window.mix = {left: length, good: good}; return started; })()"
+        f"(async () => {{ const started = await {page.start_script}; const endings = {endings};"
+        " window.isGood = endings[SEED % endings.length]; return started; })()"
     )
-    state = (
-        "(() => { window.mix.left -= 1; const done = window.mix.left <= 0;"
-        " return {done: done, reward: done ? window.mix.good : 0, reason: null}; })()"
-    )
-    return msgspec.structs.replace(
-        page, name=mix.name, max_steps=MAX_STEPS, start_script=start, state_script=state
-    )
+    state = "(() => ({done: false, reward: window.isGood, reason: null}))()"
+    return [
+        msgspec.structs.replace(
+            page,
+            name=f"{mix.name}-{length}",
+            max_steps=length,
+            start_script=start,
+            state_script=state,
+        )
+        for length in sorted(set(mix.lengths))
+    ]
 
 
-class MixStream(TaskStream):
-    """Groups whose members differ in their seed, so that each has a length of its own."""
+def stream_of(mix: Mix) -> type[TaskStream]:
+    """Return a stream of groups whose members differ in their seed, so each has its own length."""
 
-    def group(self, index: int) -> list[EpisodeRequest]:
-        """Return the requests of group `index`."""
-        found: list[EpisodeRequest] = []
-        for request in super().group(index):
+    class MixStream(TaskStream):
+        def group(self, index: int) -> list[EpisodeRequest]:
+            """Return the requests of group `index`."""
+            return [self._own(request, index) for request in super().group(index)]
+
+        def _own(self, request: EpisodeRequest, index: int) -> EpisodeRequest:
             payload = request.payload
             assert isinstance(payload, EpisodeTask)
             seed = HELD_OUT_SEEDS + index * 64 + request.member
-            found.append(
-                msgspec.structs.replace(
-                    request, payload=msgspec.structs.replace(payload, seed=seed)
-                )
-            )
-        return found
+            suite = payload.task.split("/")[0]
+            name = f"{suite}/{mix.name}-{mix.lengths[seed % NUM_LENGTHS]}"
+            own = msgspec.structs.replace(payload, seed=seed, task=name)
+            return msgspec.structs.replace(request, payload=own)
+
+    return MixStream
