@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 from webrl.cli import main
 from webrl.cli.main import build_parser
@@ -48,6 +50,91 @@ def test_a_dry_run_prints_the_resolved_config_and_the_plan(
     out = capsys.readouterr().out
     assert to_toml(load_config(name).config) in out
     assert "episodes in flight at most" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "laptop",
+            (
+                "rollout       embedded     1 CPU process    devices 0",
+                "actor         fsdp         1 CPU process    devices 1",
+                "test-rollout  embedded     1 CPU process    devices 2",
+                "(eta + 1) * B = (2 + 1) * 128 = 384 episodes in flight at most",
+                "weight updates: xccl, broadcast over gloo",
+            ),
+        ),
+        (
+            "one_gpu",
+            (
+                "rollout       sglang       1 GPU            devices 0",
+                "actor         fsdp         1 GPU            devices 0",
+                "total                      1 GPU of 1 in the cluster",
+                "servers and trainer share devices and slow each other",
+            ),
+        ),
+        (
+            "one_node_8gpu",
+            (
+                "rollout       sglang       5 GPUs           devices 0-4",
+                "actor         fsdp         2 GPUs           devices 5-6",
+                "test-rollout  sglang       1 GPU            devices 7",
+                "total                      8 GPUs of 8 in the cluster",
+            ),
+        ),
+        (
+            "webgym_48_16",
+            (
+                'path = "checkpoints/Qwen3-VL-8B-Instruct"',
+                "n_samples = 8",
+                "batch B = 128 episodes = 16 groups x 8",
+                "max_head_offpolicyness = 2",
+                "eps_clip = 0.2",
+                "c_clip = 3.0",
+                "ppo_n_minibatches = 2",
+                "ppo_n_epochs = 3",
+                "lr = 5e-06",
+                "kl_ctl = 0.0",
+                "step_adv_const_length = 10",
+                "rollout       sglang      48 GPUs           devices 0-47",
+                "actor         fsdp        16 GPUs           devices 48-63",
+                "rollout.max_concurrent_rollouts = 1280 can never bind",
+            ),
+        ),
+    ],
+)
+def test_a_dry_run_of_each_packaged_config_shows_roles_and_hyper_parameters(
+    name: str, lines: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--config", name, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in lines if line not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("rollout.eta=1", "rollout.eta is not a key."),
+        ("actor.optimizer.lr=fast", "actor.optimizer.lr must be a number, got 'fast'."),
+        ("rollout.max_head_offpolicyness=-1", "must be >= 0, got -1. Use 0 for synchronous RL."),
+        ("allocation_mode=embedded:d1+fsdp:d3", "must be divisible by the actor's d in"),
+        ("cluster.n_inference_servers=2", "must equal the rollout's d in allocation_mode (1)"),
+        ("env.num_train_seeds=15", "must hold at least 16 different tasks"),
+        ("pixelstore.max_bytes=1048576", "must hold (eta + 1) * B = 384 episodes"),
+    ],
+)
+def test_bad_input_is_one_message_before_any_process_starts(
+    setting: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    before = psutil.Process().children()
+    assert main(["train", "--config", "laptop", f"run_dir={run_dir}", setting]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert setting.partition("=")[0].rpartition(".")[2] in line or "consumer_batch_size" in line
+    assert psutil.Process().children() == before
+    assert not run_dir.exists()
 
 
 def test_tasks_lists_names_that_a_config_can_hold(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,3 +261,16 @@ def test_init_policy_refuses_a_wrong_count_and_saves_a_checkpoint(
     assert main(["init-policy", str(out_dir), "--updates", "0"]) == 0
     assert (out_dir / "config.json").is_file()
     assert list(out_dir.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_local_workers_are_not_started_through_uv(
+    monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "")
+    monkeypatch.delenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    assert main(["configs"]) == 0
+    assert os.environ.get("RAY_ENABLE_UV_RUN_RUNTIME_ENV") == (None if address else "0")

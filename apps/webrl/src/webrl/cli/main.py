@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -22,6 +23,10 @@ USER_ERROR = 2
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells use it."""
+
+UV_RUN = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
+"""Read when Ray is imported. Under ``uv run`` Ray would else pack the working directory, whatever lies
+in it, and start each worker through ``uv run``; on this machine the workers share the environment."""
 
 _COMMANDS = (train, evaluate, compare, simulate, tasks, configs, policy, doctor)
 
@@ -49,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 for success, 2 for what the user can fix, 130 after Ctrl-C.
     """
+    if "RAY_ADDRESS" not in os.environ:
+        os.environ.setdefault(UV_RUN, "0")
     parsed = _parse(build_parser(), arguments)
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     try:
