@@ -20,7 +20,7 @@ from pathlib import Path
 
 from webrl.browser.chromium import find_chromium
 from webrl.browser.errors import BrowserNotFoundError
-from webrl.config import WebRLConfig
+from webrl.config import WebRLConfig, check_dataset_size
 from webrl.errors import PreflightError, TaskError
 from webrl.tasks import load_tasks
 
@@ -221,6 +221,7 @@ def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
 
     Raises:
         PreflightError: something is missing; every problem is one line with its fix.
+        ConfigError: there are fewer tasks to train on than one batch takes.
     """
     run_dir = Path(config.run_dir)
     checks = [
@@ -245,3 +246,10 @@ def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
             f"{check.name}: {check.detail.rstrip('.')}. {check.fix}".rstrip() for check in failed
         ]
         raise PreflightError("\n".join(lines))
+    check_dataset_size(config, _count_tasks(config))
+
+
+def _count_tasks(config: WebRLConfig) -> int:
+    """Return how many different groups the training tasks can give."""
+    tasks = load_tasks(entry.name for entry in config.tasks if entry.split != "test")
+    return sum(config.env.num_train_seeds if task.is_seeded else 1 for task in tasks)

@@ -21,7 +21,7 @@ from webrl.doctor import (
     checkpoint_bytes,
     preflight,
 )
-from webrl.errors import PreflightError
+from webrl.errors import ConfigError, PreflightError
 
 
 def executable(path: Path) -> Path:
@@ -141,6 +141,27 @@ def test_preflight_reports_every_problem_on_a_line(
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["run_dir", "policy", "browser", "tasks"]
     assert "a Hub id is not enough" in lines[1]
+
+
+def test_fewer_tasks_than_a_batch_takes_stop_the_run(laptop: WebRLConfig, tmp_path: Path) -> None:
+    lines = [
+        f'{{"task_id": {number}, "task_name": "Look.", "website": "shop.example",'
+        ' "evaluator_reference": ["A lamp"]}'
+        for number in range(15)
+    ]
+    file = tmp_path / "train.jsonl"
+    overrides = [
+        f"run_dir={laptop.run_dir}",
+        f"tasks=[{{name='webgym:{file}', split='train'}}, 'miniwob/click-test']",
+        *("judge.url=http://127.0.0.1:1/v1", "judge.model=m", "judge.deadline_s=30"),
+        *("env.viewport_width=160", "env.viewport_height=224", "pixelstore.disk_dir=x"),
+    ]
+    config = load_config("laptop", [*overrides, "env.num_train_seeds=1"]).config
+    file.write_text("\n".join(lines[:14]))
+    with pytest.raises(ConfigError, match=r"tasks must hold at least 16 different .*, got 15\."):
+        preflight(config, is_resumed=False)
+    file.write_text("\n".join(lines))
+    preflight(config, is_resumed=False)
 
 
 def test_a_taken_server_port_stops_the_run(laptop: WebRLConfig, tmp_path: Path) -> None:

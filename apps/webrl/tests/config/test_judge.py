@@ -21,7 +21,15 @@ def test_every_key_reaches_the_judge() -> None:
     assert judge is not None
     assert (judge.url, judge.model) == ("http://127.0.0.1:8000/v1", "m")
     assert (judge.api_key_env, judge.deadline_s, judge.max_retries) == (None, 7.0, 1)
+    assert (judge.temperature, judge.token_limit_field) == (0.0, "max_tokens")
     assert judge_config(load_config("laptop").config) is None
+
+
+def test_what_a_reasoning_model_refuses_can_be_left_out() -> None:
+    overrides = [*JUDGED, "judge.temperature=none", "judge.token_limit_field=max_completion_tokens"]
+    judge = judge_config(load_config("laptop", overrides).config)
+    assert judge is not None
+    assert (judge.temperature, judge.token_limit_field) == (None, "max_completion_tokens")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +41,7 @@ def test_every_key_reaches_the_judge() -> None:
         ("judge.url=https://api.example/v1?key=abc", "without user, password or query"),
         ("judge.url=https://me:abc@api.example", "without user, password or query"),
         ("judge.deadline_s=9999", "judge.deadline_s must be < env.episode_timeout_s (60), got"),
+        ("judge.temperature=3", "judge.temperature must be between 0 and 2, got 3.0."),
         ("judge.max_retries=-1", "judge.max_retries must be >= 0, got -1."),
         ("judge.api_key_env=sk-abc", "must be the name of an environment variable, got '6 other"),
     ],

@@ -68,6 +68,21 @@ def test_an_episode_succeeds_when_support_every_fact_and_the_reference_hold(
     assert sorted(images) == [0, 2, 2, 2, 2]
 
 
+def test_a_model_that_takes_neither_temperature_nor_max_tokens_is_sent_neither(
+    chat_server: Servers, says: Says
+) -> None:
+    server = chat_server(_without(says, "nothing fails"))
+    changes = {"temperature": None, "token_limit_field": "max_completion_tokens"}
+    (found,), _ = _run(server, EVIDENCE, **changes)
+    assert found.is_success
+    for request in server.requests:
+        assert request["max_completion_tokens"] == 1024
+        assert not {"temperature", "max_tokens"} & request.keys()
+    server = chat_server(_without(says, "nothing fails"))
+    _run(server, EVIDENCE, max_answer_tokens=None)
+    assert all("max_tokens" not in request for request in server.requests)
+
+
 @pytest.mark.parametrize(
     ("failing", "name"),
     [

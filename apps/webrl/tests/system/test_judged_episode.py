@@ -132,14 +132,13 @@ def _episode(
         ):
             workflow = WebTaskWorkflow(
                 pool=pool,
-                tasks={task.full_name: task},
                 generator=Says(processor, texts),
                 pixels=None,
                 processor=processor,
                 config=WorkflowConfig(),
                 judge=judge,
             )
-            payload = EpisodeTask(task=task.full_name, seed=0)
+            payload = EpisodeTask(definition=task, seed=0)
             request = EpisodeRequest(episode_id="7/0", group_id="7", payload=payload)
             context = EpisodeContext(slot=0, worker="w", attempt=0, clock=RealClock())
             try:

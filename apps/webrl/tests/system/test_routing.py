@@ -7,6 +7,9 @@ from awrl_rollout import GenerateRequest, ServerUnavailableError
 from webrl.system.latency import page_latency_s
 from webrl.system.routing import ServerRouter
 from webrl.system.trajectory import EpisodeTask
+from webrl.tasks import load_task
+
+TASK = load_task("miniwob/click-test")
 
 
 def test_without_a_server_a_request_is_refused_for_now() -> None:
@@ -20,7 +23,7 @@ def test_without_a_server_a_request_is_refused_for_now() -> None:
 
 def test_page_latency_is_fixed_by_task_seed_and_step_and_has_the_asked_mean() -> None:
     def wait_s(seed: int, step: int) -> float:
-        return page_latency_s(EpisodeTask(task="t", seed=seed), step, mean_s=2.0, cv=1.0)
+        return page_latency_s(EpisodeTask(definition=TASK, seed=seed), step, mean_s=2.0, cv=1.0)
 
     assert wait_s(5, 1) == wait_s(5, 1)
     assert wait_s(5, 1) != wait_s(5, 2)

@@ -1,20 +1,34 @@
 """The order of training groups: endless, shuffled by epoch, resumable."""
 
-from webrl.system.task_stream import HELD_OUT_SEEDS, StreamTask, TaskStream
+from webrl.system.task_stream import HELD_OUT_SEEDS, TaskStream
 from webrl.system.trajectory import EpisodeTask
+from webrl.tasks import Task
+
+
+def make_task(name: str, *, is_seeded: bool = True, difficulty: str | None = None) -> Task:
+    return Task(
+        suite="s",
+        name=name,
+        url="/",
+        goal="g",
+        answer="a",
+        start_script="SEED" if is_seeded else None,
+        difficulty=difficulty,
+    )
 
 
 def make_stream(
     num_seeds: int = 5, tasks: tuple[str, ...] = ("a", "b"), seed: int = 3
 ) -> TaskStream:
-    named = [StreamTask(name=name) for name in tasks]
-    return TaskStream(named, num_seeds=num_seeds, group_size=2, seed=seed)
+    return TaskStream(
+        [make_task(name) for name in tasks], num_seeds=num_seeds, group_size=2, seed=seed
+    )
 
 
 def items(stream: TaskStream, count: int) -> list[tuple[str, int]]:
     groups = [stream.next_group() for _ in range(count)]
     payloads = [group[0].payload for group in groups]
-    return [(p.task, p.seed) for p in payloads if isinstance(p, EpisodeTask)]
+    return [(p.definition.name, p.seed) for p in payloads if isinstance(p, EpisodeTask)]
 
 
 def test_every_epoch_visits_every_item_once_in_an_order_of_its_own_br_56() -> None:
@@ -28,14 +42,14 @@ def test_every_epoch_visits_every_item_once_in_an_order_of_its_own_br_56() -> No
 
 def test_a_task_whose_seed_changes_nothing_comes_once_an_epoch_and_keeps_its_label() -> None:
     tasks = [
-        StreamTask(name="a"),
-        StreamTask(name="b", is_seeded=False, label="hard"),
-        StreamTask(name="c", is_seeded=False, label="easy"),
+        make_task("a"),
+        make_task("b", is_seeded=False, difficulty="hard"),
+        make_task("c", is_seeded=False, difficulty="easy"),
     ]
     stream = TaskStream(tasks, num_seeds=3, group_size=2, seed=0)
     groups = [stream.next_group() for _ in range(stream.epoch_length)]
     seen = {
-        (group[0].payload.task, group[0].payload.seed - HELD_OUT_SEEDS, group[0].label)
+        (group[0].payload.definition.name, group[0].payload.seed - HELD_OUT_SEEDS, group[0].label)
         for group in groups
         if isinstance(group[0].payload, EpisodeTask)
     }

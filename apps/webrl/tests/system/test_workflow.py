@@ -68,14 +68,13 @@ def run_episode(
         async with BrowserPool(browser) as pool:
             workflow = WebTaskWorkflow(
                 pool=pool,
-                tasks={TASK: load_task(TASK)},
                 generator=generator,
                 pixels=None,
                 processor=processor,
                 config=WorkflowConfig(temperature=0.7, max_new_tokens=9, action_mode=mode),
             )
             context = EpisodeContext(slot=0, worker="w", attempt=0, clock=RealClock())
-            payload = EpisodeTask(task=TASK, seed=5, greedy=greedy)
+            payload = EpisodeTask(definition=load_task(TASK), seed=5, greedy=greedy)
             request = EpisodeRequest(episode_id="7/0", group_id="7", payload=payload)
             try:
                 return await workflow(request, context)

@@ -36,7 +36,7 @@ def test_a_line_becomes_a_task_with_a_rubric_and_a_label(tmp_path: Path) -> None
     first, second = load_tasks([f"webgym:{_file(tmp_path, json.dumps(GOOD), '', extra)}"])
     assert (first.full_name, second.full_name) == ("webgym/t1", "webgym/2")
     assert (first.url, first.goal) == ("https://shop.example/lamps", GOOD["task_name"])
-    assert (first.viewport, first.max_steps) == (Viewport(1280, 720), 30)
+    assert first.viewport == Viewport(1280, 720)
     assert (first.reset, first.allow_private, first.is_seeded) == ("new_context", False, False)
     assert first.difficulty == "easy"
     assert first.rubric == Rubric(
@@ -71,6 +71,17 @@ def test_every_spelling_of_the_facts_is_read(
 )
 def test_difficulty_is_a_label(tmp_path: Path, difficulty: object, label: str) -> None:
     assert _load(tmp_path, difficulty=difficulty).difficulty == label
+
+
+@pytest.mark.parametrize(
+    ("difficulty", "limits"),
+    [("easy", (10, 30)), (5, (20, 50)), ("Hard", (30, 70)), ("extreme", (30, 70))],
+)
+def test_difficulty_decides_how_many_actions_an_episode_may_take(
+    tmp_path: Path, difficulty: object, limits: tuple[int, int]
+) -> None:
+    task = _load(tmp_path, difficulty=difficulty)
+    assert (task.max_steps, task.test_max_steps) == limits
 
 
 def test_a_bare_host_is_opened_over_https(tmp_path: Path) -> None:

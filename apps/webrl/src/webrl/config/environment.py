@@ -24,9 +24,10 @@ class TaskEntry:
     split: Literal["both", "train", "test"] = "both"
     """What the tasks are for: training, the test rollout and `webrl eval`, or both."""
     max_steps: int | None = None
-    """Actions of one episode before it ends as a failure; each task's own limit when unset."""
+    """Actions of one episode before it ends as a failure; each task's own limit when unset, which
+    for `webgym:PATH` goes by difficulty: 10, 20, 30 in training, 30, 50, 70 in tests."""
     test_max_steps: int | None = None
-    """The same for the test rollout; `max_steps` when unset."""
+    """The same for the test rollout; `max_steps`, else each task's own limit, when unset."""
     weight: float = 1.0
     """How often the task is drawn, relative to the others."""
 

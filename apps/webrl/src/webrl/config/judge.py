@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urlsplit
 
 from webrl.config.rules import Rules
@@ -36,8 +37,12 @@ class JudgeSection:
     """Requests of one rollout worker at one moment."""
     max_screenshots: int = 16
     """Screenshots of one request; of more the model first picks the relevant ones."""
-    max_answer_tokens: int = 1024
-    """Most tokens of one answer."""
+    max_answer_tokens: int | None = 1024
+    """Most tokens of one answer, the reasoning in it included; no limit is sent when `none`."""
+    token_limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the server calls that limit: reasoning models of some providers want the longer name."""
+    temperature: float | None = 0.0
+    """Sampling temperature; none is sent when `none`, as some reasoning models refuse it."""
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -53,6 +58,11 @@ class JudgeSection:
         rules.at_least("max_concurrent", self.max_concurrent, 1, "Typical value: 8.")
         rules.at_least("max_screenshots", self.max_screenshots, 1, "Typical value: 16.")
         rules.at_least("max_answer_tokens", self.max_answer_tokens, 1, "Typical value: 1024.")
+        rules.one_of(
+            "token_limit_field", self.token_limit_field, ("max_tokens", "max_completion_tokens")
+        )
+        if self.temperature is not None:
+            rules.within("temperature", self.temperature, 0, 2, "Use 0, or none to send none.")
         rules.finish()
 
     def _check_server(self, rules: Rules) -> None:

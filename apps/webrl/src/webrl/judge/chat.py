@@ -209,15 +209,19 @@ class ChatClient:
     def _body(self, question: Question, text: str) -> bytes:
         content: list[object] = [{"type": "text", "text": text}]
         content += [{"type": "image_url", "image_url": {"url": url}} for url in question.images]
+        config = self._config
+        settings = {
+            "temperature": config.temperature,
+            config.token_limit_field: config.max_answer_tokens,
+        }
         return msgspec.json.encode(
             {
-                "model": self._config.model,
+                "model": config.model,
                 "messages": [
                     {"role": "system", "content": question.system},
                     {"role": "user", "content": content},
                 ],
-                "temperature": 0,
-                "max_tokens": self._config.max_answer_tokens,
+                **{name: value for name, value in settings.items() if value is not None},
             }
         )
 

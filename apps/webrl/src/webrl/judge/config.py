@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = ["JudgeConfig"]
 
@@ -27,8 +28,12 @@ class JudgeConfig:
     """Requests under way at one moment."""
     max_screenshots: int = 16
     """Screenshots of one request; of more the judge first picks the relevant ones."""
-    max_answer_tokens: int = 1024
-    """Most tokens of one answer, the reasoning in it included."""
+    max_answer_tokens: int | None = 1024
+    """Most tokens of one answer, the reasoning in it included; `None` sends no limit."""
+    token_limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the server calls that limit."""
+    temperature: float | None = 0.0
+    """Sampling temperature; `None` sends none, as reasoning models refuse it."""
     max_cached: int = 10_000
     """Answers kept, by the content of their request."""
 
@@ -42,7 +47,10 @@ class JudgeConfig:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}. Typical: 60.")
         for name in ("max_concurrent", "max_screenshots", "max_answer_tokens", "max_cached"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Raise it.")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}. Raise it.")
+        if self.temperature is not None and not 0 <= self.temperature <= 2:
+            raise ValueError(f"temperature must be in [0, 2], got {self.temperature}. Use 0.")
         if self.max_retries < 0:
             raise ValueError(f"max_retries must be >= 0, got {self.max_retries}. Use 0 for none.")

@@ -64,7 +64,7 @@ async def _evaluate(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult
     cpus = min(1.0, ray.cluster_resources().get("CPU", 1.0) / 2)
     policy_path = str(job.policy_path.resolve())
     spec = TestRolloutSpec(
-        tasks=tuple(task.full_name for task in mapping.test_tasks(config)),
+        tasks=mapping.test_tasks(config),
         num_seeds=job.num_seeds,
         interval_s=0.0,
         is_greedy=config.test_rollout.temperature == 0,

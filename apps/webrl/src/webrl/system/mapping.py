@@ -22,7 +22,6 @@ from webrl.system.inference import ServerSpec
 from webrl.system.placement import RoleSpec
 from webrl.system.reach import LOCAL, Reach
 from webrl.system.rollout_worker import WorkerSpec
-from webrl.system.task_stream import StreamTask
 from webrl.system.update_engine import EngineSpec
 from webrl.system.workflow_config import WorkflowConfig
 from webrl.tasks import Task, Viewport, load_tasks
@@ -113,28 +112,37 @@ def test_tasks(config: WebRLConfig) -> tuple[Task, ...]:
         task
         for entry in config.tasks
         if entry.split != "train"
-        for task in _tasks(config, entry, entry.test_max_steps or entry.max_steps)
+        for task in _tasks(config, entry, entry.test_max_steps or entry.max_steps, is_test=True)
     )
 
 
-def _tasks(config: WebRLConfig, entry: TaskEntry, max_steps: int | None) -> list[Task]:
-    changes: dict[str, object] = {} if max_steps is None else {"max_steps": max_steps}
+def _tasks(
+    config: WebRLConfig, entry: TaskEntry, max_steps: int | None, *, is_test: bool = False
+) -> list[Task]:
+    changes: dict[str, object] = {}
     width, height = config.env.viewport_width, config.env.viewport_height
     if width is not None and height is not None:
         changes["viewport"] = Viewport(width, height)
     if config.env.reset is not None:
         changes["reset"] = config.env.reset
-    return [msgspec.structs.replace(task, **changes) for task in load_tasks([entry.name])]
+    return [
+        msgspec.structs.replace(
+            task,
+            max_steps=max_steps or (is_test and task.test_max_steps) or task.max_steps,
+            **changes,
+        )
+        for task in load_tasks([entry.name])
+    ]
 
 
-def task_draw(config: WebRLConfig) -> list[StreamTask]:
+def task_draw(config: WebRLConfig) -> list[Task]:
     """Return the training tasks repeated by weight, the lightest once."""
     entries = [entry for entry in config.tasks if entry.split != "test"]
     lightest = min(entry.weight for entry in entries)
     return [
-        StreamTask(name=task.full_name, is_seeded=task.is_seeded, label=task.difficulty)
+        task
         for entry in entries
-        for task in load_tasks([entry.name])
+        for task in _tasks(config, entry, entry.max_steps)
         for _ in range(max(1, round(entry.weight / lightest)))
     ]
 
@@ -154,6 +162,8 @@ def judge_config(config: WebRLConfig) -> JudgeConfig | None:
         max_concurrent=section.max_concurrent,
         max_screenshots=section.max_screenshots,
         max_answer_tokens=section.max_answer_tokens,
+        token_limit_field=section.token_limit_field,
+        temperature=section.temperature,
     )
 
 
@@ -180,7 +190,7 @@ def worker_spec(
     return WorkerSpec(
         policy_path=servers.model_path,
         reach=servers.reach,
-        tasks=tasks,
+        first_task=next((task for task in tasks if task.is_local), None),
         browser=BrowserConfig(
             num_slots=num_slots,
             is_marked=env.action_mode == "set_of_marks",

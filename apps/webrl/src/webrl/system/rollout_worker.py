@@ -62,8 +62,8 @@ class WorkerSpec:
 
     policy_path: str
     """Checkpoint directory with the tokenizer and processor."""
-    tasks: tuple[Task, ...]
-    """Every task that may be asked for."""
+    first_task: Task | None
+    """What a new session shows; None where no task lives on the task server."""
     browser: BrowserConfig
     """How browsers are run; its ``num_slots`` is the worker's."""
     workflow: WorkflowConfig
@@ -141,7 +141,7 @@ class RolloutWorker:
         self._generator = make_generator(self._router, deadline_s=spec.episode_timeout_s)
         self._workflow = workflow = WebTaskWorkflow(
             pool=pool,
-            tasks={task.full_name: task for task in spec.tasks},
+            first_task=spec.first_task,
             generator=self._generator,
             pixels=self._pixels,
             processor=PolicyProcessor.from_pretrained(spec.policy_path),

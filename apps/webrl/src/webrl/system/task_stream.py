@@ -20,20 +20,10 @@ import msgspec
 from awrl_rollout import EpisodeRequest
 
 from webrl.system.trajectory import EpisodeTask
+from webrl.tasks import Task
 
 HELD_OUT_SEEDS = 100_000
 """Page seeds below this number are for evaluation; training seeds start here."""
-
-
-class StreamTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One task of the data set."""
-
-    name: str
-    """Full task name."""
-    is_seeded: bool = True
-    """Whether the seed chooses among instances; else one seed stands for all."""
-    label: str | None = None
-    """Under which label its wasted episodes count."""
 
 
 class TaskStreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +41,7 @@ class TaskStream:
     """Hands out groups of sibling episode requests for ever."""
 
     def __init__(
-        self, tasks: Sequence[StreamTask], *, num_seeds: int, group_size: int, seed: int
+        self, tasks: Sequence[Task], *, num_seeds: int, group_size: int, seed: int
     ) -> None:
         """Describe the data set: every task with every training seed.
 
@@ -80,7 +70,7 @@ class TaskStream:
     @property
     def fingerprint(self) -> str:
         """Return the identity of the data set and its order."""
-        names = ",".join(f"{task.name}:{task.is_seeded}" for task in self._tasks)
+        names = ",".join(f"{task.full_name}:{task.is_seeded}" for task in self._tasks)
         digest = hashlib.sha256(names.encode()).hexdigest()
         return f"{digest}|{self._num_seeds}|{self._seed}"
 
@@ -100,14 +90,14 @@ class TaskStream:
         item = self._epoch_order(epoch)[position]
         task_index = bisect.bisect_right(self._ends, item)
         task, first = self._tasks[task_index], self._ends[task_index - 1] if task_index else 0
-        payload = EpisodeTask(task=task.name, seed=HELD_OUT_SEEDS + item - first)
+        payload = EpisodeTask(definition=task, seed=HELD_OUT_SEEDS + item - first)
         return [
             EpisodeRequest(
                 episode_id=f"{index}/{member}",
                 group_id=str(index),
                 member=member,
                 payload=payload,
-                label=task.label,
+                label=task.difficulty,
             )
             for member in range(self._group_size)
         ]

@@ -56,7 +56,7 @@ class TestRole:
         self._system = system
         self._view = view
         self._spec = TestRolloutSpec(
-            tasks=tuple(task.full_name for task in mapping.test_tasks(config)),
+            tasks=mapping.test_tasks(config),
             num_seeds=section.num_seeds,
             interval_s=section.interval_s,
             is_greedy=section.temperature == 0,

@@ -30,6 +30,7 @@ from webrl.system.evaluation import EvaluationResult, append_result, summarise
 from webrl.system.reach import LOCAL, Reach
 from webrl.system.scheduler import WorkerHandle, call_worker
 from webrl.system.trajectory import EpisodeTask
+from webrl.tasks import Task
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,8 @@ class TestRolloutSpec:
 
     __test__ = False
 
-    tasks: tuple[str, ...]
-    """Full task names."""
+    tasks: tuple[Task, ...]
+    """With the limits of evaluation episodes."""
     num_seeds: int
     """Held-out seeds, spread over the tasks."""
     interval_s: float
@@ -82,7 +83,7 @@ def evaluation_requests(spec: TestRolloutSpec, label: str) -> list[EpisodeReques
             episode_id=f"{label}-{index}/0",
             group_id=f"{label}-{index}",
             payload=EpisodeTask(
-                task=spec.tasks[index % len(spec.tasks)],
+                definition=spec.tasks[index % len(spec.tasks)],
                 seed=index // len(spec.tasks),
                 greedy=spec.is_greedy,
             ),

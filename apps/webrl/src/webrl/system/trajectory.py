@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from webrl.judge import Verdict
+from webrl.tasks import Task
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,14 +91,22 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpisodeTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What an episode request asks for: the payload of an ``EpisodeRequest``."""
+    """What an episode request asks for: the payload of an ``EpisodeRequest``.
 
-    task: str
-    """Task name."""
+    It brings its task along, so that no worker has to hold a data set of hundreds of thousands.
+    """
+
+    definition: Task
+    """The task, with the limits of this kind of episode."""
     seed: int
     """Seed of the page; siblings of a group share it."""
     greedy: bool = False
     """Argmax instead of sampling (evaluation)."""
+
+    @property
+    def task(self) -> str:
+        """Return the task's full name."""
+        return self.definition.full_name
 
 
 def encode_trajectory(trajectory: Trajectory) -> bytes:

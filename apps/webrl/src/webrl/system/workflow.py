@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,7 +68,7 @@ class WebTaskWorkflow:
         self,
         *,
         pool: BrowserPool,
-        tasks: Mapping[str, Task],
+        first_task: Task | None = None,
         generator: Generator,
         pixels: PixelStoreClient | None,
         processor: PolicyProcessor,
@@ -80,7 +79,7 @@ class WebTaskWorkflow:
 
         Args:
             pool: Browser sessions, one per slot.
-            tasks: Task by name.
+            first_task: What a new session shows; None for an empty page.
             generator: The policy behind its servers.
             pixels: Where screenshots go; None (evaluation) keeps none and leaves keys empty.
             processor: Builds prompts and decodes actions.
@@ -89,7 +88,7 @@ class WebTaskWorkflow:
         """
         self._judge = judge
         self._pool = pool
-        self._tasks = tasks
+        self._first_task = first_task
         self._generator = generator
         self._pixels = pixels
         self._processor = processor
@@ -102,9 +101,8 @@ class WebTaskWorkflow:
         Sites of others are visited by episodes only, where one that is down is a fault.
         """
         session = await self._session(slot)
-        task = next((task for task in self._tasks.values() if task.is_local), None)
-        if task is not None:
-            await session.reset(task, 0)
+        if self._first_task is not None:
+            await session.reset(self._first_task, 0)
 
     async def close_session(self, slot: int) -> None:
         """Close the session of a slot; harmless when it has none."""
@@ -151,7 +149,7 @@ class WebTaskWorkflow:
     async def _run(
         self, episode_id: str, payload: EpisodeTask, context: EpisodeContext
     ) -> Trajectory:
-        task = self._tasks[payload.task]
+        task = payload.definition
         context.enter("reset", site=task.full_name)
         started_s = context.clock.time()
         session = await self._session(context.slot)

@@ -55,6 +55,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Instruction for the policy; `None` when `start_script` reports it."""
     max_steps: int = 10
     """Actions of one episode."""
+    test_max_steps: int | None = None
+    """The same for evaluation; `max_steps` when `None`."""
     success_threshold: float = 0.5
     """Smallest raw reward that counts as success."""
     reset: ResetMode = "new_context"
@@ -86,10 +88,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             TaskError: a value is out of its range, values contradict, or nothing can judge.
         """
-        if self.max_steps < 1:
-            raise TaskError(
-                f"max_steps must be >= 1, got {self.max_steps}. An episode needs one action."
-            )
+        for name in ("max_steps", "test_max_steps"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise TaskError(f"{name} must be >= 1, got {limit}. An episode needs one action.")
         if self.settle_s < 0:
             raise TaskError(f"settle_s must be >= 0, got {self.settle_s}. Use 0 for no wait.")
         self._check_scripts()

@@ -9,7 +9,8 @@ Invariants:
 * every line is checked before anything starts; an error names the file, the line and the field;
 * `evaluator_reference` is a list of facts, each a text or an object with a `description`; an
   object's own `facts` are facts by themselves; the same list as a JSON text is taken too;
-* `difficulty` is a label, or the number of facts that WebGym bins into easy, medium and hard;
+* `difficulty` is a label, or the number of facts that WebGym bins into easy, medium and hard; it
+  decides how many actions an episode may take, and another label counts as hard;
 * fields of other data sets are passed over, a misspelt field of this one is refused.
 """
 
@@ -28,8 +29,8 @@ SUITE = "webgym"
 PREFIX = "webgym:"
 """A name `webgym:PATH` stands for every task of the file."""
 
-MAX_STEPS = 30
-"""Actions of one episode, the published cap."""
+STEP_LIMITS = {"easy": (10, 30), "medium": (20, 50), "hard": (30, 70)}
+"""Actions of one episode by difficulty, in training and in evaluation, as published."""
 _VIEWPORT = Viewport(1280, 720)
 _SETTLE_S = 10.0
 _DIFFICULTIES = ((3, "easy"), (6, "medium"))
@@ -82,17 +83,20 @@ def _task(text: bytes) -> Task:
             "evaluator_reference must hold a fact when there is no reference_answer, got none. "
             "Say what the judge shall look for."
         )
+    difficulty = _label(line.difficulty, len(facts))
+    max_steps, test_max_steps = STEP_LIMITS.get(difficulty, STEP_LIMITS["hard"])
     return Task(
         suite=SUITE,
         name=name,
         url=_address(line.website),
         goal=goal,
-        max_steps=MAX_STEPS,
+        max_steps=max_steps,
+        test_max_steps=test_max_steps,
         reset="new_context",
         viewport=_VIEWPORT,
         settle_s=_SETTLE_S,
         rubric=Rubric(facts=facts, reference_answer=reference),
-        difficulty=_label(line.difficulty, len(facts)),
+        difficulty=difficulty,
     )
 
 
