@@ -101,7 +101,7 @@ def test_put_and_get_beside_a_no_op_call(
 
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=HELD)
     store.release_many([f"held-{number}" for number in range(len(keys) + 1)])
-    parts = {name: describe(values[HELD:]) for name, values in samples.items()}
+    parts = {name: describe(values[HELD:] or values) for name, values in samples.items()}
     benchmark.extra_info.update(parts)
     for statistic in ("min_ms", "p50_ms"):
         cost = {name: parts[name][statistic] for name in rivals}

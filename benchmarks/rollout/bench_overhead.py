@@ -45,7 +45,7 @@ def executor_cpu_s() -> float:
 def test_executor_overhead_per_episode(benchmark: BenchmarkFixture) -> None:
     per_episode_s = benchmark.pedantic(executor_cpu_s, rounds=3)
     benchmark.extra_info["cpu_ms_per_episode"] = round(1e3 * per_episode_s, 4)
-    assert per_episode_s <= 1e-3
+    assert benchmark.disabled or per_episode_s <= 1e-3
 
 
 def controller_cpu_share(group_size: int) -> tuple[float, float]:
@@ -97,7 +97,7 @@ def test_controller_overhead_at_1280_episodes(benchmark: BenchmarkFixture, group
     benchmark.extra_info.update(
         core_share=round(share, 4), cpu_ms_per_episode=round(1e3 * per_episode_s, 4)
     )
-    assert share <= 0.05
+    assert benchmark.disabled or share <= 0.05
 
 
 def real_share_of_ideal() -> float:
@@ -119,4 +119,4 @@ def real_share_of_ideal() -> float:
 def test_real_slots_reach_the_ideal(benchmark: BenchmarkFixture) -> None:
     share = benchmark.pedantic(real_share_of_ideal, rounds=1)
     benchmark.extra_info["share_of_ideal"] = round(share, 4)
-    assert share >= 0.95
+    assert benchmark.disabled or share >= 0.95

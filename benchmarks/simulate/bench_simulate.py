@@ -25,4 +25,4 @@ def test_the_published_layout_simulates_in_a_minute(benchmark: BenchmarkFixture)
         episodes=recording.steps[-1].num_ended,
         cpu_ms_per_episode=round(1e3 * cpu_s / recording.steps[-1].num_ended, 3),
     )
-    assert cpu_s < 60.0
+    assert benchmark.disabled or cpu_s < 60.0

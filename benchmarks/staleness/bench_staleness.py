@@ -52,5 +52,5 @@ def test_admit_and_finish(benchmark: BenchmarkFixture, num_in_flight: int) -> No
     pairs_per_cpu_s = round(NUM_PAIRS / statistics.median(run.cpu_s))
     benchmark.extra_info["pairs_per_cpu_s"] = pairs_per_cpu_s
     assert run.manager.statistics().num_running == num_in_flight
-    if num_in_flight <= 1_280:
+    if num_in_flight <= 1_280 and not benchmark.disabled:
         assert pairs_per_cpu_s >= 200_000
