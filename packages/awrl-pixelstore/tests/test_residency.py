@@ -1,8 +1,10 @@
 """Where the bytes are: not in Ray's object store, not spilled, and gone after release."""
 
 import asyncio
+import ctypes
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +24,7 @@ from ray._private.internal_api import node_stats
 
 MakeArray = Callable[..., NDArray[np.uint8]]
 MIB = 2**20
+LIBC = ctypes.CDLL("libc.so.6")
 
 
 def object_store() -> Any:
@@ -125,6 +128,23 @@ async def live_all(store: PixelStoreClient, rounds: range, image: NDArray[np.uin
             group.create_task(live(store, first, rounds.step, image))
 
 
+def kept_bytes(limit: int) -> int:
+    """Return what this process keeps; Ray flushes its buffers late, so ask until few enough or 10 s.
+
+    Free heap is given back first. It is what Ray's buffers of a busy moment leave behind: of 22 MiB that
+    2,000 trajectories add to a process, 18 MiB are free heap, and the next 10,000 add 2 MiB.
+    """
+    kept = sys.maxsize
+    for _ in range(200):
+        gc.collect()
+        LIBC.malloc_trim(0)
+        kept = private_bytes(os.getpid())
+        if kept <= limit:
+            break
+        threading.Event().wait(0.05)
+    return kept
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
@@ -135,15 +155,14 @@ def test_ten_thousand_trajectories_leave_the_actors_as_they_were(make_array: Mak
     image = make_array(0, (60, 80, 3))
     resident = resident_bytes_after_settling(MIB)
     asyncio.run(live_all(store, range(0, 2000, 125), image))
-    before = private_bytes(shard), private_bytes(os.getpid())
+    before, kept = private_bytes(shard), kept_bytes(0)
     asyncio.run(live_all(store, range(2000, 10_000, 500), image))
-    after = private_bytes(shard), private_bytes(os.getpid())
+    after = private_bytes(shard)
     statistics = store.statistics()
     assert statistics.num_puts == 20_000
     assert statistics.num_entries == statistics.num_bytes == statistics.num_trajectories == 0
-    assert after[0] - before[0] < 8 * MIB
-    # This process also holds Ray's buffers, whose size varies with what else the machine does (14 MiB
-    # were seen); one kept image per trajectory would be 110 MiB.
-    assert after[1] - before[1] < 24 * MIB
+    # One image kept for each trajectory would be 110 MiB.
+    assert after - before < 8 * MIB
+    assert kept_bytes(kept + 4 * MIB) < kept + 4 * MIB
     assert resident_bytes_after_settling(resident + MIB) <= resident + MIB
     store.close()

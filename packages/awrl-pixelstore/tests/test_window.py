@@ -52,16 +52,23 @@ def fetched(*images: NDArray[np.uint8]) -> Fetched:
     )
 
 
-def test_images_come_out_as_they_went_in_and_rest_on_bytes(make_array: MakeArray) -> None:
+@pytest.mark.parametrize("is_signed", [True, False], ids=["in time", "late"])
+def test_images_come_out_as_they_went_in_and_rest_on_bytes(
+    make_array: MakeArray, is_signed: bool
+) -> None:
     images = [pack(make_array(seed, (40, 30 + seed, 3))) for seed in range(3)]
+    others = [pack(make_array(9, (90, 90, 3))) for _ in range(4)]
     window = Window(os.getpid())
-    window.load([pack(make_array(9, (90, 90, 3)))])
-    taken = images_in(window.load(images))
-    assert [(i.form, i.shape, i.digest) for i in taken] == [
-        (i.form, i.shape, i.digest) for i in images
-    ]
-    window.load([pack(make_array(9, (90, 90, 3)))])
+    window.load(others)
+    window.sign(others)
+    batch = window.load(images)
+    if is_signed:
+        window.sign(images)
+    taken = images_in(batch)
+    window.load(others)
+    window.sign(others)
     for image, got in zip(images, taken, strict=True):
+        assert (got.form, got.shape, got.digest) == (image.form, image.shape, image.digest)
         np.testing.assert_array_equal(got.payload, image.payload)
         assert isinstance(got.payload.base, bytes)
 

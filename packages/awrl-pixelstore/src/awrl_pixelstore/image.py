@@ -25,18 +25,37 @@ DIGEST_CHARS = 32
 """128 bits of SHA-256: no chance collision below 10^15 images, and the key stays short."""
 
 
-@dataclass(frozen=True, slots=True)
 class PackedImage:
-    """A validated image, ready to be shipped or stored."""
+    """A validated image, ready to be shipped or stored.
 
-    form: Form
-    """Encoding, or `array` for raw pixels."""
-    shape: Shape
-    """`(H, W, C)`."""
-    digest: str
-    """Content address, `DIGEST_CHARS` hex characters."""
-    payload: NDArray[np.uint8]
-    """Flat view of the bytes, `[num_bytes]`; not a copy of what was put."""
+    Args:
+        form: Encoding, or `array` for raw pixels.
+        shape: `(H, W, C)`.
+        payload: Flat view of the bytes, `[num_bytes]`; not a copy of what was put.
+        digest: Content address when it is known; else it is computed when first asked for, so that
+            hashing can wait until the bytes are on their way.
+    """
+
+    __slots__ = ("_digest", "form", "payload", "shape")
+
+    def __init__(
+        self, form: Form, shape: Shape, payload: NDArray[np.uint8], digest: str | None = None
+    ) -> None:
+        self.form: Form = form
+        self.shape = shape
+        self.payload = payload
+        self._digest = digest
+
+    @property
+    def digest(self) -> str:
+        """Content address, `DIGEST_CHARS` hex characters."""
+        if self._digest is None:
+            self._digest = digest_of(self.form, self.shape, self.payload)
+        return self._digest
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with the digest."""
+        return PackedImage, (self.form, self.shape, self.payload, self.digest)
 
 
 class StoredPayload(NamedTuple):
@@ -67,7 +86,7 @@ class ImageInfo:
 
 
 def pack(data: Image, shape: tuple[int, ...] | None = None) -> PackedImage:
-    """Return `data` validated and hashed.
+    """Return `data` validated.
 
     Args:
         data: Encoded bytes, or a uint8 array `[H, W, C]`.
@@ -86,7 +105,7 @@ def pack(data: Image, shape: tuple[int, ...] | None = None) -> PackedImage:
         form, actual = read_header(raw)
         _check_declared(actual[:2], shape[:2] if shape is not None else None)
         payload = np.frombuffer(raw, np.uint8)
-        return PackedImage(form, actual, digest_of(form, actual, payload), payload)
+        return PackedImage(form, actual, payload)
     if not isinstance(data, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             f"data must be encoded bytes or a uint8 array [H, W, C], got {type(data).__name__}. "
@@ -105,8 +124,7 @@ def _pack_array(data: NDArray[np.uint8], shape: tuple[int, ...] | None) -> Packe
     height, width, channels = data.shape
     _check_declared((height, width, channels)[: len(shape or ())], shape)
     payload = np.ascontiguousarray(data).reshape(-1)
-    actual = (height, width, channels)
-    return PackedImage("array", actual, digest_of("array", actual, payload), payload)
+    return PackedImage("array", (height, width, channels), payload)
 
 
 def _check_declared(actual: tuple[int, ...], declared: tuple[int, ...] | None) -> None:

@@ -83,7 +83,7 @@ class StoreOperations:
         require_trajectory_id(trajectory_id)
         declared = shapes if shapes is not None else [None] * len(images)
         packed = [pack(image, shape) for image, shape in zip(images, declared, strict=True)]
-        shards = [self._near[int(image.digest[:8], 16) % len(self._near)] for image in packed]
+        shards = [self._shard_for(image) for image in packed]
         queues = {
             shard: self._batches([p for p, at in zip(packed, shards, strict=True) if at == shard])
             for shard in dict.fromkeys(shards)
@@ -205,6 +205,11 @@ class StoreOperations:
         yield self._everywhere("stop", is_disk_kept)
         self.cache.clear()
         return list(self._shards)
+
+    def _shard_for(self, image: PackedImage) -> int:
+        # With one candidate no digest is needed yet: the bytes can go before they are hashed.
+        at = int(image.digest[:8], 16) % len(self._near) if len(self._near) > 1 else 0
+        return self._near[at]
 
     def _everywhere(self, method: Method, *arguments: object) -> list[Call]:
         return [Call(shard, method, arguments) for shard in self._shards]

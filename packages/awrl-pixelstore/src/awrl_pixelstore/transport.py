@@ -128,7 +128,10 @@ class ShardTransport:
                 return Sent(_unavailable(call, reason, None, is_gone=True), None)
             arguments, window = self._load(call, seen)
             method = getattr(handle, call.method)
-            return Sent(cast("ray.ObjectRef[Reply]", method.remote(*arguments)), window)
+            pending = cast("ray.ObjectRef[Reply]", method.remote(*arguments))
+            if window is not None and call.method == "put":
+                window.sign(cast("Sequence[PackedImage]", call.arguments[0]))
+            return Sent(pending, window)
         except RayError as error:
             return Sent(_unavailable(call, f"{type(error).__name__} at submission", None), None)
 

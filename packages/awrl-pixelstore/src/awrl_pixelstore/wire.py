@@ -99,8 +99,8 @@ class InWindow(NamedTuple):
 
     address: WindowAddress
     """The window."""
-    images: tuple[tuple[Form, Shape, str, WindowSlice], ...]
-    """Encoding, shape, digest and place of each image."""
+    images: tuple[tuple[Form, Shape, WindowSlice], ...]
+    """Encoding, shape and place of each image; the digests follow into the window's head."""
 
 
 class WindowUnreachable(NamedTuple):
