@@ -61,6 +61,16 @@ def test_an_episode_in_two_updates_is_seen(run_dir: Path) -> None:
     assert examine(run_dir).problems == ["4 episodes were trained on twice"]
 
 
+def test_a_member_and_its_refill_are_one_episode(run_dir: Path) -> None:
+    line = batch(2, 2, 3)
+    line["off_policyness"]["1/3~1"] = 0
+    write(run_dir, "batches", batch(1, 0, 1), line)
+    refilled = group(4)
+    refilled["members"][3]["episode_id"] += "~1"
+    write(run_dir, "episodes", *(group(index) for index in range(4)), refilled)
+    assert examine(run_dir).problems == ["1 episodes were trained on twice"]
+
+
 def test_an_episode_above_the_bound_is_seen(run_dir: Path) -> None:
     write(run_dir, "batches", batch(1, 0, 1), batch(2, 2, 3, age=3))
     assert examine(run_dir).problems == ["an episode was 3 versions old, eta is 2"]

@@ -28,7 +28,9 @@ from webrl.tasks import Viewport
 _LOGGER = logging.getLogger(__name__)
 MOUSE_EVENT = "Input.dispatchMouseEvent"
 _SHOWN_LENGTH = 200
-_READ_TRIES = 3
+_READ_WAITS_S = (0.0, 0.0, 0.05, 0.2, 0.5)
+"""Before a read is tried again: a page with a bad certificate is exchanged for the browser's own
+warning some time after the navigation failed."""
 _MOVING = (
     "Execution context was destroyed",
     "Cannot find context",
@@ -243,12 +245,13 @@ class LivePage:
         self, calls: Sequence[tuple[str, Parameters]], deadline_s: float
     ) -> list[dict[str, Any]]:
         """Make calls that change nothing, again when they met a navigation."""
-        for _ in range(_READ_TRIES - 1):
+        for wait_s in _READ_WAITS_S:
             try:
                 return await self._call(calls, deadline_s)
             except BrowserFault as fault:
                 if not _is_moving(fault):
                     raise
+            await asyncio.sleep(wait_s)
         return await self._call(calls, deadline_s)
 
     async def _call(

@@ -75,7 +75,11 @@ def examine(run_dir: Path) -> Verdict:
     config = load_config(str(run_dir / "config.toml")).config
     batches = _lines(run_dir / "batches.jsonl")
     groups = _lines(run_dir / "episodes.jsonl")
-    ages = [(name, age) for batch in batches for name, age in batch["off_policyness"].items()]
+    ages = [
+        (name.partition("~")[0], age)
+        for batch in batches
+        for name, age in batch["off_policyness"].items()
+    ]
     times = Counter(name for name, _ in ages)
     seen = {int(group["group_id"]) for group in groups if group["group_id"]}
     return Verdict(
@@ -111,7 +115,8 @@ def _misplaced(config: WebRLConfig, groups: list[dict[str, Any]]) -> int:
     for group in groups:
         for member in group["members"]:
             index, _, number = member["episode_id"].partition("/")
-            planned = stream.group(int(index))[int(number)].payload
+            # What stands behind the `~` counts the refills of a member that was lost.
+            planned = stream.group(int(index))[int(number.partition("~")[0])].payload
             assert isinstance(planned, EpisodeTask)
             misplaced += (member["task"], member["seed"]) != (planned.task, planned.seed)
     return misplaced
