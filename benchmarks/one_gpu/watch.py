@@ -107,8 +107,8 @@ def main() -> None:
     """Watch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--rollout", default="http://127.0.0.1:33000")
-    parser.add_argument("--test", default="http://127.0.0.1:33001")
+    parser.add_argument("--rollout", default="http://127.0.0.1:30000")
+    parser.add_argument("--test", default="http://127.0.0.1:30001")
     options = parser.parse_args()
     with options.out.open("w", encoding="utf-8") as file:
         asyncio.run(watch(file, options.rollout, options.test))

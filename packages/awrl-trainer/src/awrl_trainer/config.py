@@ -192,7 +192,7 @@ class ActorConfig:
     publish_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Dtype in which servers hold the weights."""
 
-    publish_bucket_bytes: int = 256 * 2**20
+    publish_bucket_bytes: int = 2**30
     """Largest bucket of a publish."""
 
     is_publish_overlapped: bool = True

@@ -21,8 +21,8 @@ from awrl_trainer.errors import ManifestMismatchError
 
 __all__ = ["Bucket", "PublishPlan", "TensorSpec", "check_index", "plan_publish"]
 
-DEFAULT_BUCKET_BYTES = 256 * 2**20
-"""256 MiB: large enough that latency of a broadcast is noise, and two of them fit beside a model."""
+DEFAULT_BUCKET_BYTES = 2**30
+"""1 GiB, 3 ms over NVLink: a receiver's request takes as long. The trainer holds two, a server one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +138,7 @@ def plan_publish(
         ValueError: No tensors, `bucket_bytes` below 1, or two weights of one name.
     """
     if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes must be >= 1, got {bucket_bytes}. Try 2**28.")
+        raise ValueError(f"bucket_bytes must be >= 1, got {bucket_bytes}. Try 2**30.")
     specs = [
         TensorSpec(
             name=rename(name) if rename else name,

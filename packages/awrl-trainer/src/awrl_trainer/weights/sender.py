@@ -186,8 +186,8 @@ class WeightSender:
     def _finish(self, work: dist.Work) -> None:
         """Return when a broadcast is through.
 
-        Torch's own wait for nccl sleeps a millisecond between two looks, as long as a bucket of
-        256 MiB takes; the time-out is the group's either way.
+        Torch's own wait for nccl sleeps a millisecond between two looks, as long as 350 MB take over
+        NVLink; the time-out is the group's either way.
 
         Raises:
             RuntimeError: It failed, or the group's time-out has passed.
