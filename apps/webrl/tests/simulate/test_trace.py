@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from awrl_rollout import EpisodeRecord, EpisodeRequest, Outcome
 from webrl.cli import main
@@ -107,6 +108,27 @@ def test_simulating_a_trace_gives_the_run_back(
     assert predicted["episodes_per_h"] == pytest.approx(measured["episodes_per_h"], rel=0.03)
     assert predicted["slots_idle"] == pytest.approx(measured["slots_idle"], abs=0.02)
     assert "predicted" in capsys.readouterr().out
+
+
+def test_groups_that_are_there_only_because_they_were_short_are_left_out(tmp_path: Path) -> None:
+    """The run ended at 100 s: of the groups that started at 90 s, only the one of 5 s is there."""
+    spans = [(0.0, 40.0), (1.0, 5.0), (40.0, 20.0), (60.0, 40.0), (90.0, 5.0)]
+    log = EpisodeLog(tmp_path / "episodes.jsonl")
+    for group, (start_s, span_s) in sorted(enumerate(spans), key=lambda item: sum(item[1])):
+        one = msgspec.structs.replace(record(group, 0, start_s), ended_s=start_s + span_s)
+        log.note([one])
+    log.close()
+    step = {"time/step_s": 1.0, "time/collect_s": 0.5, "time/train_s": 0.3, "time/publish_s": 0.1}
+    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(step)}\n" * 3)
+    plans = read_trace(tmp_path, SimulationModel()).plans
+
+    def length_s(group: int) -> float:
+        plan = plans.plan(EpisodeRequest(episode_id=f"{group}/0", group_id=str(group)))
+        return plan.reset_s + sum(plan.step_s) + sum(plan.tokens)
+
+    assert [length_s(group) for group in range(4)] == pytest.approx([40.0, 5.0, 20.0, 40.0])
+    # Whatever the run does not tell repeats it from its first start on, not from its first end.
+    assert [length_s(group) for group in (4, 5)] == pytest.approx([40.0, 5.0])
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

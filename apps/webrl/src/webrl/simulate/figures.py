@@ -33,7 +33,7 @@ class StepTimes:
     queue_s: tuple[float, ...]
     """Of each of them: seconds between its end and its batch."""
     num_ended: int
-    """Episodes that ended since the start of the run."""
+    """Episodes of complete groups since the start, as a run counts them."""
     busy_s: float
     """Slot seconds inside episodes since the start."""
     server_busy_s: float

@@ -164,7 +164,6 @@ async def _step(
         times=(started_s, collected_s, trained_s, resumed_s, loop.time()),
         records=records,
         busy_s=sum(picture.busy_s for picture in pictures),
-        num_ended=sum(picture.num_ended for picture in pictures),
     )
 
 
@@ -225,7 +224,6 @@ async def _synchronous(stage: Stage, clock: VirtualClock) -> None:
                 times=(started_s, collected_s, trained_s, resumed_s, loop.time()),
                 records=accepted,
                 busy_s=sum(pool.statistics().busy_s for pool in pools),
-                num_ended=sum(pool.statistics().num_ended for pool in pools),
             )
         looking.cancel()
     stage.recording.off_policyness = {0: stage.recording.num_trained}

@@ -145,7 +145,6 @@ class Stage:
         times: tuple[float, float, float, float, float],
         records: list[EpisodeRecord],
         busy_s: float,
-        num_ended: int,
     ) -> None:
         """Record one step.
 
@@ -153,7 +152,6 @@ class Stage:
             times: Start, batch complete, update done, servers going on, end.
             records: What was trained on.
             busy_s: Slot seconds inside episodes so far.
-            num_ended: Episodes that ended so far.
         """
         self.recording.steps.append(
             StepTimes(
@@ -161,7 +159,7 @@ class Stage:
                 num_rows=rows_of(records),
                 num_episodes=len(records),
                 queue_s=tuple(times[1] - record.ended_s for record in records),
-                num_ended=num_ended,
+                num_ended=self.filter.num_episodes,
                 busy_s=busy_s,
                 server_busy_s=sum(server.busy_s for server in self.servers),
                 request_s=sum(server.request_s for server in self.servers),

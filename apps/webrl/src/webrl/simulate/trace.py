@@ -79,7 +79,8 @@ class TracePlans:
         """Keep the groups.
 
         Args:
-            groups: Name and members of each, in the order of their completion.
+            groups: Name and members of each, in the order of their starts: the first that completed are
+                shorter than others.
         """
         self._groups = [members for _, members in groups]
         self._by_name = dict(groups)
@@ -110,7 +111,8 @@ def read_trace(run: Path, base: SimulationModel) -> RunTrace:
             f"and {len(steps)} steps in {str(run)!r}. Let it run longer."
         )
     plans = [
-        (group["group_id"], [_plan(member) for member in group["members"]]) for group in groups
+        (group["group_id"], [_plan(member) for member in group["members"]])
+        for group in _uncensored(groups)
     ]
     return RunTrace(
         plans=TracePlans(plans),
@@ -126,6 +128,28 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         raise ConfigError(
             f"--trace must be the folder of a run, got no {str(path)!r}. Give runs/NAME."
         ) from error
+
+
+def _uncensored(groups: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return the groups that are there whatever their length, in the order of their starts.
+
+    A run ends in the middle of its groups, and of those that started late only the short ones are
+    there. So the ones that started later than the longest group's time before the end are left out,
+    unless that would leave fewer than a quarter of them.
+    """
+    groups = sorted(groups, key=_started_s)
+    spans = [_ended_s(group) - _started_s(group) for group in groups]
+    latest_s = max(_ended_s(group) for group in groups) - max(spans)
+    kept = [group for group in groups if _started_s(group) <= latest_s]
+    return kept if 4 * len(kept) >= len(groups) else groups
+
+
+def _started_s(group: dict[str, Any]) -> float:
+    return min(member["started_s"] for member in group["members"])
+
+
+def _ended_s(group: dict[str, Any]) -> float:
+    return max(member["ended_s"] for member in group["members"])
 
 
 def _plan(member: dict[str, Any]) -> EpisodePlan:
