@@ -14,6 +14,7 @@ from itertools import pairwise
 import ray
 from ray.cluster_utils import Cluster
 from webrl.errors import PlacementError
+from webrl.system import placement
 from webrl.system.placement import RoleSpec, release_layout, setup_mixed_layout
 
 NUM_NODES = 9
@@ -28,6 +29,21 @@ def gpu_role(name: str, count: int, shares: str | None = None) -> RoleSpec:
         gpus_per_worker=0.5 if shares else 1.0,
         colocate_with=shares,
     )
+
+
+def thick_role(name: str, count: int) -> RoleSpec:
+    """2 CPUs and a GPU a worker, with 16 CPUs a node: 2.2 of them leave room for 7 of 8."""
+    return RoleSpec(name=name, num_workers=count, cpus_per_worker=2.2, gpus_per_worker=1.0)
+
+
+def busy_refusal() -> str:
+    """A layout that would fit if nobody else held a device."""
+    others = setup_mixed_layout([gpu_role("others", 20)])
+    placement.PLACEMENT_DEADLINE_S = 5.0
+    try:
+        return refusal([gpu_role("rollout", 48), gpu_role("actor", 16)])
+    finally:
+        release_layout(others)
 
 
 def published_layout() -> dict[str, object]:
@@ -70,6 +86,8 @@ def main() -> None:
         found = {
             "published": published_layout(),
             "infeasible": refusal([gpu_role("rollout", 64), gpu_role("actor", 16)]),
+            "fragmented": refusal([thick_role("rollout", 48), thick_role("actor", 16)]),
+            "busy": busy_refusal(),
         }
     finally:
         ray.shutdown()

@@ -46,3 +46,14 @@ def test_the_published_layout_takes_whole_nodes_of_a_real_cluster(layouts: dict[
 
 def test_a_layout_that_can_not_fit_is_refused_at_once_br_63(layouts: dict[str, Any]) -> None:
     assert "needs 80 GPUs (rollout 64 + actor 16), the cluster has 72" in layouts["infeasible"]
+
+
+def test_bundles_that_fit_no_node_whole_are_refused_at_once(layouts: dict[str, Any]) -> None:
+    text = layouts["fragmented"]
+    assert "role 'actor' asks for 16 bundles of 2.2 CPU + 1 GPU, and 15 fit whole" in text
+
+
+def test_devices_that_others_hold_are_counted(layouts: dict[str, Any]) -> None:
+    text = layouts["busy"]
+    assert "role 'actor' asks for 16 bundles of 1 CPU + 1 GPU" in text
+    assert "other work holds its devices. Free of 9 nodes are 76 CPU + 4 GPU." in text

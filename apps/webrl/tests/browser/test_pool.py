@@ -28,8 +28,8 @@ from webrl.tasks import Task, load_task
 pytestmark = pytest.mark.browser
 
 TASK = load_task("miniwob/click-test-2")
-CLEAN = Task(suite="web", name="clean", url="/miniwob/click-test.html", goal="g", answer="x")
 DEADLINES = Deadlines(close_s=1.0, evaluate_s=2.0, input_s=2.0, screenshot_s=2.0, create_s=5.0)
+CLEAN = Task(suite="web", name="clean", url="/miniwob/click-test.html", goal="g", answer="x")
 MISS = LeftClick(990, 990)
 
 
@@ -266,46 +266,6 @@ def test_an_error_inside_leaves_as_it_is() -> None:
     with pytest.raises(KeyError, match="mine"):
         asyncio.run(main())
     assert _gone(_descendants())
-
-
-def test_contexts_are_recycled_by_count() -> None:
-    async def main() -> int:
-        async with _pool(recycle_context_every=2) as pool, await pool.session() as session:
-            for seed in range(6):
-                await session.reset(TASK, seed)
-            return pool.statistics().num_contexts
-
-    assert asyncio.run(main()) == 3
-
-
-def test_old_browsers_and_drivers_are_replaced_between_episodes() -> None:
-    async def main() -> tuple[int, int, int]:
-        async with _pool(recycle_browser_every=2, recycle_driver_every=4) as pool:
-            async with await pool.session() as session:
-                for seed in range(8):
-                    await session.reset(CLEAN, seed)
-            live = [p for p in psutil.Process().children() if "run-driver" in p.cmdline()]
-            statistics = pool.statistics()
-            return statistics.num_browser_launches, statistics.num_driver_starts, len(live)
-
-    launches, drivers, live = asyncio.run(main())
-    assert launches >= 3
-    assert drivers >= 2
-    assert live == 1
-
-
-def test_memory_retires_a_browser() -> None:
-    async def main() -> bool:
-        async with _pool(max_browser_pss_bytes=1) as pool, await pool.session() as session:
-            await session.reset(TASK, 0)
-            browser = await pool.browser()
-            for seed in range(600):
-                await pool.browser()
-                if browser.is_retired:
-                    return seed < 600
-            return False
-
-    assert asyncio.run(main())
 
 
 _WORKER = """

@@ -1,6 +1,7 @@
 """The whole system on real parts: Chromium, Ray, the embedded server, FSDP, gloo."""
 
 import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ def test_two_servers_and_two_ranks_train_publish_evaluate_and_resume(
             assert len(step["output_ids"]) == len(step["versions"])
             assert set(step["versions"]) <= {0, 1, 2}
             assert all(image["key"] in sample["files"] for image in step["images"])
+    evaluations = [json.loads(line) for line in (run_dir / "evaluations.jsonl").open()]
+    assert evaluations
+    assert all(found["low"] <= found["mean"] <= found["high"] for found in evaluations)
+    assert len({(found["version"], found["num_episodes"]) for found in evaluations}) == len(
+        evaluations
+    )
     newest = latest_complete_checkpoint(run_dir / "checkpoints" / "policy")
     assert newest is not None
     assert newest.name == "version_3"
@@ -73,6 +80,36 @@ def test_a_synchronous_run_takes_turns_on_shared_devices(
     steps = runs.lines(run_dir)
     assert [step["weights/version"] for step in steps] == [1, 2]
     assert all(step["off_policyness/max"] == 0 for step in steps)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("allocation_mode=embedded[rollout]:d1+fsdp[actor]:d1", "cluster.n_inference_servers=1"),
+        ("allocation_mode=embedded[rollout]:d1|fsdp[actor]:d1", "cluster.n_inference_servers=0"),
+    ],
+)
+def test_a_run_whose_sites_are_down_stops_and_says_so(
+    layout: tuple[str, ...], policy: Path, runs: Any, tmp_path: Path
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    line = {"url": "http://127.0.0.1:9/", "goal": "g", "answer": "a", "allow_private": True}
+    lines = [json.dumps(line | {"name": f"down-{number}"}) for number in range(8)]
+    tasks.write_text("\n".join(lines))
+    process = runs.start(
+        *("--config", "laptop", f"run_dir={tmp_path / 'run'}", f"policy.path={policy}"),
+        *runs.small,
+        *(*layout, f"tasks=[{{name='tasks:{tasks}'}}]", "test_rollout.enabled=false"),
+        *("env.viewport_width=160", "env.viewport_height=224", "env.reset=none"),
+        *("pixelstore.disk_dir=" + str(tmp_path / "pixels"), "rollout.max_attempts=1"),
+    )
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, text
+    assert (
+        "share of faults must be at most 0.5 over 64 episodes, got 1.00 (navigation_error" in text
+    )
+    assert "Continue with webrl train --resume" in text
+    assert "Traceback" not in text
 
 
 def test_whatever_is_killed_the_run_goes_on_and_an_interrupt_leaves_no_process(

@@ -3,7 +3,7 @@
 import pytest
 from webrl.errors import PlacementError
 from webrl.system.cluster import NodeResources
-from webrl.system.placement import RoleSpec, check_feasible, rank_order
+from webrl.system.placement import RoleSpec, check_feasible, check_fragments, rank_order
 
 
 def node(name: str, gpus: float = 8.0, cpus: float = 64.0) -> NodeResources:
@@ -50,3 +50,17 @@ def test_shared_devices_are_counted_once() -> None:
 def test_cpus_are_checked_too() -> None:
     with pytest.raises(PlacementError, match="needs 9 CPUs"):
         check_feasible([role("rollout", 9, gpus=0.0)], [node("a", gpus=0.0, cpus=8.0)])
+
+
+def test_bundles_that_fit_no_node_whole_are_refused_with_the_numbers() -> None:
+    roles = [role("rollout", 10), role("actor", 4)]
+    # 16 GPUs and 16 CPUs in all, but one node has the GPUs and another one the CPUs.
+    nodes = [node("a", gpus=8.0, cpus=4.0), node("b", gpus=8.0, cpus=12.0)]
+    check_feasible(roles, nodes)
+    with pytest.raises(PlacementError) as caught:
+        check_fragments(roles, nodes)
+    assert (
+        "role 'actor' asks for 4 bundles of 1 CPU + 1 GPU, and 2 fit whole into the cluster's 2 "
+        "nodes although the totals fit; left on the nodes: 0 CPUs and 4 GPUs, 4 CPUs and 0 GPUs."
+    ) in str(caught.value)
+    check_fragments(roles, [node("a", cpus=8.0), node("b", cpus=8.0)])

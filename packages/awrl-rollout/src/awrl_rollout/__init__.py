@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from awrl_rollout.admission import ExtraBounds, TaskSource
 from awrl_rollout.batch import GroupResult, RolloutBatch
+from awrl_rollout.breaker import FaultBreaker
 from awrl_rollout.callback import CallbackNotifier, CallbackServer
 from awrl_rollout.clock import Clock, RealClock, VirtualClock
 from awrl_rollout.controller import RolloutController
@@ -62,6 +63,7 @@ __all__ = [
     "ExecutorStatistics",
     "ExtraBounds",
     "Fault",
+    "FaultBreaker",
     "FaultKind",
     "FaultShareError",
     "GenerateClient",

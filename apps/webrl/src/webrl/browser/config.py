@@ -75,6 +75,8 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes of a session before its context and kept pages are replaced."""
     recycle_browser_every: int = 10_000
     """Contexts of a browser before it is replaced, between episodes."""
+    max_browser_age_s: float = 3600.0
+    """Age at which a browser is replaced, between episodes."""
     recycle_driver_every: int = 50_000
     """Episodes of a driver before it is replaced, together with its browser."""
     max_browser_pss_bytes: int = 4 << 30
@@ -128,4 +130,5 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "The numbers belong to one page."
             )
         _above_zero("wait_s", self.wait_s)
+        _above_zero("max_browser_age_s", self.max_browser_age_s)
         _above_zero("restart_window_s", self.restart_window_s)

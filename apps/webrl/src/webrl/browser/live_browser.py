@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Set
 from contextlib import suppress
 from pathlib import Path
@@ -103,6 +104,7 @@ class LiveBrowser:
         self.devtools = devtools
         self.pid = pid
         self.num_contexts = 0
+        self.started_s = time.monotonic()
         self.num_open_contexts = 0
         self.is_retired = False
         self._calls = calls

@@ -207,7 +207,8 @@ class BrowserPool:
     def _recycle_when_due(self, browser: LiveBrowser) -> None:
         """Retire what is old or large; each session moves on with its next reset."""
         config = self.config
-        if browser.num_contexts >= config.recycle_browser_every:
+        is_old = time.monotonic() - browser.started_s >= config.max_browser_age_s
+        if is_old or browser.num_contexts >= config.recycle_browser_every:
             browser.is_retired = True
         if browser.driver.num_episodes >= config.recycle_driver_every:
             browser.driver.is_suspect = True

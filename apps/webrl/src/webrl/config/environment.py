@@ -91,6 +91,10 @@ class EnvConfig:
     """Training seeds of each task; an epoch visits every task with every one of them."""
     recycle_after_episodes: int = 2000
     """Episodes after which a browser process is replaced."""
+    recycle_after_s: float = 3600.0
+    """Age in seconds at which a browser process is replaced."""
+    recycle_above_bytes: int = 4 << 30
+    """Memory of a browser with all its processes at which it is replaced."""
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -123,6 +127,10 @@ class EnvConfig:
         rules.at_least("page_latency_cv", self.page_latency_cv, 0, "Use 0 for a fixed wait.")
         rules.at_least("num_train_seeds", self.num_train_seeds, 1, "Typical: 100000.")
         rules.at_least("recycle_after_episodes", self.recycle_after_episodes, 1, "Typical: 2000.")
+        rules.above("recycle_after_s", self.recycle_after_s, 0, "Typical value: 3600.")
+        rules.at_least(
+            "recycle_above_bytes", self.recycle_above_bytes, 1 << 28, "Typical: 4294967296."
+        )
         rules.finish()
 
     @property

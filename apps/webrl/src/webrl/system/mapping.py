@@ -197,6 +197,8 @@ def worker_spec(
             screenshot_format=env.screenshot_format,
             jpeg_quality=env.jpeg_quality,
             recycle_browser_every=env.recycle_after_episodes,
+            max_browser_age_s=env.recycle_after_s,
+            max_browser_pss_bytes=env.recycle_above_bytes,
             deadlines=Deadlines(
                 input_s=env.action_timeout_s,
                 evaluate_s=env.action_timeout_s,

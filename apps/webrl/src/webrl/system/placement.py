@@ -94,6 +94,52 @@ def check_feasible(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) ->
             )
 
 
+def check_fragments(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) -> None:
+    """Refuse a layout whose totals fit, but whose bundles do not fit whole into nodes.
+
+    Raises:
+        PlacementError: A role has more bundles than find room, the larger roles placed before.
+    """
+    free = [[node.num_cpus, node.num_gpus] for node in nodes]
+    for role in _in_order(roles):
+        bundle = _bundle(role, roles)
+        needed = (bundle["CPU"], bundle.get("GPU", 0.0))
+        num_placed = 0
+        for room in free:
+            while num_placed < role.num_workers and all(
+                has + 1e-6 >= takes for has, takes in zip(room, needed, strict=True)
+            ):
+                room[0] -= needed[0]
+                room[1] -= needed[1]
+                num_placed += 1
+        if num_placed < role.num_workers:
+            left = ", ".join(f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in free[:8])
+            raise PlacementError(
+                f"role {role.name!r} asks for {role.num_workers} bundles of {_text(bundle)}, and "
+                f"{num_placed} fit whole into the cluster's {len(nodes)} nodes although the totals "
+                f"fit; left on the nodes: {left}. Give the nodes CPUs to match their GPUs, or ask "
+                "for fewer workers."
+            )
+
+
+def _in_order(roles: Sequence[RoleSpec]) -> list[RoleSpec]:
+    """Return the roles with bundles of their own, those with the most bundles first."""
+    own = [role for role in roles if role.colocate_with is None]
+    return sorted(own, key=lambda role: -role.num_workers)
+
+
+def _bundle(role: RoleSpec, roles: Sequence[RoleSpec]) -> dict[str, float]:
+    members = [role, *(other for other in roles if other.colocate_with == role.name)]
+    bundle = {"CPU": sum(member.cpus_per_worker for member in members)}
+    if role.gpus_per_worker:
+        bundle["GPU"] = sum(member.gpus_per_worker for member in members)
+    return bundle
+
+
+def _text(bundle: Mapping[str, float]) -> str:
+    return " + ".join(f"{amount:g} {kind}" for kind, amount in bundle.items())
+
+
 def _bundle_gpus(role: RoleSpec, roles: Sequence[RoleSpec]) -> float:
     sharers = [other for other in roles if other.colocate_with == role.name]
     return sum(member.gpus_per_worker for member in (role, *sharers))
@@ -109,15 +155,12 @@ def setup_mixed_layout(roles: Sequence[RoleSpec]) -> dict[str, RolePlacement]:
     """
     nodes = cluster_nodes()
     check_feasible(roles, nodes)
+    check_fragments(roles, nodes)
     placements: dict[str, RolePlacement] = {}
     order = [node.node_id for node in nodes]
-    own = sorted(
-        (role for role in roles if role.colocate_with is None), key=lambda role: -role.num_workers
-    )
     try:
-        for role in own:
-            sharers = [other for other in roles if other.colocate_with == role.name]
-            placements[role.name] = _place(role, sharers, order)
+        for role in _in_order(roles):
+            placements[role.name] = _place(role, _bundle(role, roles), order)
     except PlacementError:
         release_layout(placements)
         raise
@@ -135,19 +178,15 @@ def release_layout(placements: Mapping[str, RolePlacement]) -> None:
         remove_placement_group(group)
 
 
-def _place(role: RoleSpec, sharers: Sequence[RoleSpec], order: Sequence[str]) -> RolePlacement:
-    members = (role, *sharers)
-    bundle = {"CPU": sum(member.cpus_per_worker for member in members)}
-    if role.gpus_per_worker:
-        bundle["GPU"] = sum(member.gpus_per_worker for member in members)
+def _place(role: RoleSpec, bundle: Mapping[str, float], order: Sequence[str]) -> RolePlacement:
     group = placement_group([dict(bundle) for _ in range(role.num_workers)], strategy="PACK")
     ready, _ = ray.wait([group.ready()], timeout=PLACEMENT_DEADLINE_S)
     if not ready:
         remove_placement_group(group)
         raise PlacementError(
-            f"role {role.name!r} asks for {role.num_workers} bundles of {bundle}, and the cluster "
-            f"could not place them within {PLACEMENT_DEADLINE_S:g} s although the totals fit. "
-            "Other work holds the devices, or no node has a whole bundle free."
+            f"role {role.name!r} asks for {role.num_workers} bundles of {_text(bundle)}, and the "
+            f"cluster could not place them within {PLACEMENT_DEADLINE_S:g} s: other work holds its "
+            f"devices. Free of {len(order)} nodes are {_free_text()}. Wait for it, or end it."
         )
     table = placement_group_table(group)["bundles_to_node_id"]
     node_of_bundle = [table[index] for index in range(role.num_workers)]
@@ -157,3 +196,8 @@ def _place(role: RoleSpec, sharers: Sequence[RoleSpec], order: Sequence[str]) ->
         bundle_of_rank=tuple(ranks),
         node_of_rank=tuple(node_of_bundle[bundle_index] for bundle_index in ranks),
     )
+
+
+def _free_text() -> str:
+    free = ray.available_resources()
+    return _text({kind: free.get(kind, 0.0) for kind in ("CPU", "GPU")})

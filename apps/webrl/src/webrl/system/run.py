@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from awrl_rollout import CallbackServer, RolloutController
+from awrl_rollout import CallbackServer, FaultBreaker, RolloutController, RolloutError
 from awrl_staleness import StalenessManager
 from awrl_trainer import TrainRow, latest_complete_checkpoint
 
@@ -32,11 +32,11 @@ from webrl.system.rollouts import (
     EverlastingRollouts,
     GroupFilter,
     RolloutSource,
-    SynchronousRollouts,
 )
 from webrl.system.run_state import RunFolders, unpack_state
 from webrl.system.server_recovery import ServerRecovery
 from webrl.system.supervisor import Supervisor, WorkerPlan
+from webrl.system.synchronous_rollouts import SynchronousRollouts
 from webrl.system.task_scope import task_scope
 from webrl.system.task_stream import TaskStream
 from webrl.system.test_role import TestRole
@@ -130,6 +130,10 @@ class Run:
             except EngineCallError:
                 await find_dead_rank(system)
                 raise
+            except RolloutError as error:
+                raise RunFailedError(
+                    f"{error}\nContinue with webrl train --resume {config.run_dir}."
+                ) from error
             if self._controller is not None:
                 self._controller.pause_admission()
             await recorder.save(progress)
@@ -219,6 +223,10 @@ class Run:
                 self._stream,
                 self._filter,
                 group_size=config.gconfig.n_samples,
+                breaker=FaultBreaker(
+                    max_share=config.rollout.max_fault_share,
+                    window=mapping.controller_config(config).fault_window,
+                ),
                 version=progress.version,
             )
         callbacks = await stack.enter_async_context(

@@ -154,10 +154,14 @@ class ServerRecovery:
 
     async def _join(self) -> bool:
         """Take restarted servers into the next publish; return whether there were any."""
-        waiting, self._waiting = self._waiting, {}
-        for receiver in waiting.values():
-            await self._weights.rejoin(receiver)
-        return bool(waiting)
+        receivers = list(self._waiting.values())
+        for receiver in receivers:
+            try:
+                await self._weights.rejoin(receiver)
+            finally:
+                # Not before: until it has joined, its quarantine is that of the process before.
+                self._waiting.pop(receiver.name, None)
+        return bool(receivers)
 
     async def _route(self) -> None:
         """Send requests to all servers that hold published weights."""
