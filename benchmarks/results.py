@@ -227,6 +227,8 @@ def micro() -> Iterator[str]:
             f"**{name}**: {cpu.get('brand_raw', 'unknown CPU')}, {cpu.get('count', '?')} cores, "
             f"{data.get('datetime', '')[:10]}\n"
         )
+        if "command" in data:
+            yield f"`{data['command']}`\n"
         rows = [
             [item["name"], key, value]
             for item in data["benchmarks"]
