@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from awrl_pixelstore.wire import (
     Fetched,
     FetchedImage,
     InWindow,
+    Method,
     Reply,
     Seen,
     StoreSpec,
@@ -91,6 +92,12 @@ class PixelStoreShard:
         if self._is_closed:
             return None
         return self._refusal if self._core is None else self._spec
+
+    async def ask(self, question: tuple[Method, tuple[object, ...]]) -> Reply:
+        """Answer a call that came as one argument: method and its arguments."""
+        method, arguments = question
+        answer: Callable[..., Awaitable[Reply]] = getattr(self, method)
+        return await answer(*arguments)
 
     async def put(
         self, images: Sequence[PackedImage] | InWindow, trajectory_id: str, seen: Seen | None

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -127,8 +127,9 @@ class ShardTransport:
                 reason = "no actor of this name: closed, or killed"
                 return Sent(_unavailable(call, reason, None, is_gone=True), None)
             arguments, window = self._load(call, seen)
-            method = getattr(handle, call.method)
-            pending = cast("ray.ObjectRef[Reply]", method.remote(*arguments))
+            # One argument: each further one costs Ray about 0.1 ms.
+            ask: Any = getattr(handle, "ask")  # noqa: B009
+            pending = cast("ray.ObjectRef[Reply]", ask.remote((call.method, arguments)))
             if window is not None and call.method == "put":
                 window.sign(cast("Sequence[PackedImage]", call.arguments[0]))
             return Sent(pending, window)
@@ -145,7 +146,7 @@ class ShardTransport:
             return (*arguments, window and window.address), window
         images, *rest = arguments
         batch = cast("Sequence[PackedImage]", images)
-        if not is_worth_a_window(sum(image.payload.nbytes for image in batch)):
+        if not is_worth_a_window([image.payload.nbytes for image in batch]):
             return arguments, None
         window = self._windows.take()
         if window is None:

@@ -12,6 +12,7 @@ only, so that a file number in new use is never mistaken for it.
 """
 
 import errno
+import mmap
 import os
 import uuid
 import weakref
@@ -28,6 +29,10 @@ SMALLEST_BYTES = 96 * 2**10
 """Ray carries up to 100 KiB within the call itself, which no window betters."""
 LARGEST_BYTES = 8 * 2**20
 """Bounds what a client keeps. Filling fresh pages costs more than Ray's own way from here on."""
+FILE_BYTES = LARGEST_BYTES + 2**16
+"""Length of a window's file: payload, and digests in front of it."""
+MOST_IMAGES = (FILE_BYTES - LARGEST_BYTES) // DIGEST_CHARS
+"""Images in one window: as many as have room for their digests."""
 KEPT_WINDOWS = 2
 """Free windows that a client keeps: their pages are there already, which halves the time of a put."""
 
@@ -47,6 +52,10 @@ class Window:
         self._file = os.memfd_create(name, os.MFD_CLOEXEC)
         self.address = WindowAddress(process, self._file, name)
         self.close = weakref.finalize(self, os.close, self._file)
+        os.ftruncate(self._file, FILE_BYTES)
+        # Copies through a mapping take a third of the time of reads and writes; pages come with use.
+        self._memory = np.frombuffer(mmap.mmap(self._file, FILE_BYTES), np.uint8)
+        self._num_allocated = 0
 
     def load(self, images: Sequence[PackedImage]) -> InWindow:
         """Write images here, not their digests, and return what tells a shard so.
@@ -54,9 +63,16 @@ class Window:
         Raises:
             OSError: There is no memory for them.
         """
-        head = bytes(DIGEST_CHARS * len(images))
-        os.pwrite(self._file, head, 0)
-        parts = _write(self._file, [image.payload for image in images], len(head))
+        start = DIGEST_CHARS * len(images)
+        parts = _parts([image.payload for image in images], start)
+        stop = start + sum(part.num_bytes for part in parts)
+        if stop > self._num_allocated:
+            # Where memory is short this is an error; touching a mapping would be a signal.
+            os.posix_fallocate(self._file, 0, stop)
+            self._num_allocated = stop
+        self._memory[:start] = 0
+        for image, part in zip(images, parts, strict=True):
+            self._memory[_span(part)] = image.payload
         placed = zip(images, parts, strict=True)
         return InWindow(
             self.address, tuple((image.form, image.shape, part) for image, part in placed)
@@ -64,12 +80,13 @@ class Window:
 
     def sign(self, images: Sequence[PackedImage]) -> None:
         """Write the digests of what was loaded; the call is under way while they are computed."""
-        os.pwrite(self._file, "".join(image.digest for image in images).encode(), 0)
+        head = "".join(image.digest for image in images).encode()
+        os.pwrite(self._file, head, 0)
 
     def unload(self, fetched: Fetched) -> Fetched:
         """Return what a shard brought, with the bytes that it left here."""
         images = tuple(
-            image._replace(payload=_read(self._file, image.payload))
+            image._replace(payload=self._memory[_span(image.payload)].tobytes())
             if isinstance(image.payload, WindowSlice)
             else image
             for image in fetched.images
@@ -105,9 +122,9 @@ class WindowPool:
             window.close()
 
 
-def is_worth_a_window(num_bytes: int) -> bool:
-    """Return whether so many payload bytes go by a window rather than by Ray."""
-    return SMALLEST_BYTES <= num_bytes <= LARGEST_BYTES
+def is_worth_a_window(sizes: Sequence[int]) -> bool:
+    """Return whether payloads of so many bytes go by a window rather than by Ray."""
+    return SMALLEST_BYTES <= sum(sizes) <= LARGEST_BYTES and len(sizes) <= MOST_IMAGES
 
 
 def images_in(batch: InWindow) -> list[PackedImage]:
@@ -131,11 +148,13 @@ def images_in(batch: InWindow) -> list[PackedImage]:
 def leave_in(address: WindowAddress, fetched: Fetched) -> Fetched:
     """Return an answer whose payload lies in the asking client's window, where that is possible."""
     payloads = [image.payload for image in fetched.images if isinstance(image.payload, np.ndarray)]
-    if not is_worth_a_window(sum(payload.nbytes for payload in payloads)):
+    if not is_worth_a_window([payload.nbytes for payload in payloads]):
         return fetched
     try:
         with _opened(address) as file:
-            parts = _write(file, payloads, 0)
+            parts = _parts(payloads, 0)
+            for payload, part in zip(payloads, parts, strict=True):
+                _write(file, payload, part)
     except OSError:
         return fetched
     images = [
@@ -162,14 +181,22 @@ def _require_name(path: str, name: str) -> None:
         raise FileNotFoundError(errno.ENOENT, "another file has this number now", path)
 
 
-def _write(file: int, payloads: Sequence[NDArray[np.uint8]], start: int) -> tuple[WindowSlice, ...]:
+def _parts(payloads: Sequence[NDArray[np.uint8]], start: int) -> tuple[WindowSlice, ...]:
+    """Return where payloads lie one behind the other."""
     parts: list[WindowSlice] = []
     for payload in payloads:
-        if os.pwrite(file, payload.data, start) != payload.nbytes:
-            raise OSError(errno.ENOSPC, "no memory for the window")
         parts.append(WindowSlice(start, payload.nbytes))
         start += payload.nbytes
     return tuple(parts)
+
+
+def _span(part: WindowSlice) -> slice:
+    return slice(part.start, part.start + part.num_bytes)
+
+
+def _write(file: int, payload: NDArray[np.uint8], part: WindowSlice) -> None:
+    if os.pwrite(file, payload.data, part.start) != part.num_bytes:
+        raise OSError(errno.ENOSPC, "no memory for the window")
 
 
 def _read(file: int, part: WindowSlice) -> bytes:
