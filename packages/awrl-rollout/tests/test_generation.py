@@ -217,6 +217,33 @@ def test_a_cut_during_a_pause_is_resubmitted_after_resume() -> None:
     run(scenario())
 
 
+def test_a_paused_generator_is_drained_when_the_last_attempt_is_back() -> None:
+    async def scenario() -> None:
+        answered = asyncio.Event()
+
+        class Slow:
+            async def generate(self, request: GenerateRequest) -> GenerateResult:
+                await answered.wait()
+                return GenerateResult(
+                    output_ids=(5,), logprobs=(-1.0,), versions=(0,), stop_reason="abort"
+                )
+
+        generator = InterruptibleGenerator(Slow())
+        assert await generator.drained(deadline_s=0.01)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(generator.generate(request())) for _ in range(2)]
+            await settle()
+            generator.pause()
+            assert not await generator.drained(deadline_s=0.01)
+            answered.set()
+            # Both wait at the gate with what they have; nothing of them is at the server.
+            assert await generator.drained(deadline_s=5)
+            assert not any(task.done() for task in tasks)
+            generator.resume()
+
+    run(scenario())
+
+
 def test_a_server_that_ignores_the_budget_is_refused() -> None:
     class Generous:
         async def generate(self, request: GenerateRequest) -> GenerateResult:

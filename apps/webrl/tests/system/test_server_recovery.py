@@ -73,12 +73,52 @@ class Publisher:
         self.quarantined.pop(receiver.name)
 
 
-def recovery_of(supervisor: Supervisor, weights: Publisher) -> ServerRecovery:
+class Worker:
+    """A rollout worker that remembers what it was told."""
+
+    def __init__(self, calls: list[str]) -> None:
+        for name in ("pause", "drained", "resume"):
+            setattr(self, name, Told(calls, name))
+
+
+class Told:
+    """A method that remembers its call."""
+
+    def __init__(self, calls: list[str], name: str) -> None:
+        self._calls, self._name = calls, name
+
+    async def remote(self, *args: object) -> None:
+        self._calls.append(self._name)
+
+
+class WindowPublisher(Publisher):
+    """Takes a known time, or refuses."""
+
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    async def publish(self, version: int) -> PublishReport:
+        self._calls.append("publish")
+        if self.fails_next:
+            raise RuntimeError("the ranks are gone")
+        parts = dict.fromkeys(("pause_s", "resume_s", "window_s"), 1.0)
+        rest = dict.fromkeys(
+            ("handshake_s", "gather_s", "broadcast_s", "switch_s", "verify_s"), 0.0
+        )
+        return PublishReport(
+            version=version, receivers=(), quarantined={}, num_bytes=0, **parts, **rest
+        )
+
+
+def recovery_of(
+    supervisor: Supervisor, weights: Publisher, backend: str = "embedded"
+) -> ServerRecovery:
     system = System(
         scheduler=cast("Any", None),
         pixels=cast("Any", None),
         processor=cast("Any", None),
-        server_spec=ServerSpec(backend="embedded", model_path="p"),
+        server_spec=ServerSpec(backend=backend, model_path="p"),
         log_dir=Path(),
     )
     system.servers = [WorkerHandle(role="rollout", rank=0, actor=supervisor)]
@@ -139,3 +179,26 @@ def test_restarts_have_a_limit() -> None:
         RunFailedError, match=r"recover.max_restarts = 1 restarts are used up: ended"
     ):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_workers_hold_requests_back_while_sglang_is_updated(fails: bool) -> None:
+    async def main() -> tuple[list[str], PublishReport | None]:
+        calls: list[str] = []
+        weights = WindowPublisher(calls)
+        weights.fails_next = fails
+        recovery = recovery_of(Supervisor(), weights, backend="sglang")
+        worker = WorkerHandle(role="rollout-worker", rank=0, actor=Worker(calls))
+        recovery.workers = [worker]
+        try:
+            return calls, await recovery.publish(4)
+        except RuntimeError:
+            return calls, None
+
+    calls, report = asyncio.run(main())
+    assert calls == ["pause", "drained", "publish", "resume"]
+    assert (report is None) == fails
+    if report is not None:
+        added = (report.pause_s - 1.0) + (report.resume_s - 1.0)
+        assert added > 0
+        assert report.window_s == pytest.approx(1.0 + added)

@@ -142,6 +142,9 @@ class InterruptibleGenerator:
         self._sleep = sleep
         self._gate = asyncio.Event()
         self._gate.set()
+        self._num_away = 0
+        self._none_away = asyncio.Event()
+        self._none_away.set()
         self._num_requests = 0
         self._num_running = 0
         self._num_attempts = 0
@@ -162,6 +165,18 @@ class InterruptibleGenerator:
     def resume(self) -> None:
         """Let attempts go out again; those that waited are sent. Harmless when not paused."""
         self._gate.set()
+
+    async def drained(self, *, deadline_s: float) -> bool:
+        """Return True once no attempt is at a server, False when one still is at the deadline.
+
+        Pause first, or new attempts keep coming.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._none_away.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def generate(
         self, request: GenerateRequest, *, deadline_s: float | None = None
@@ -206,7 +221,7 @@ class InterruptibleGenerator:
             await self._gate.wait()
             self._num_attempts += 1
             try:
-                answer = await self._client.generate(progress.next_attempt())
+                answer = await self._attempt(progress.next_attempt())
             except ServerUnavailableError as error:
                 failures += 1
                 self._num_failed += 1
@@ -229,6 +244,16 @@ class InterruptibleGenerator:
             # The first empty cut is the normal one of a request that waited in the queue.
             if empty_cuts > 1:
                 await self._sleep(self._backoff_s(empty_cuts - 1))
+
+    async def _attempt(self, request: GenerateRequest) -> GenerateResult:
+        self._num_away += 1
+        self._none_away.clear()
+        try:
+            return await self._client.generate(request)
+        finally:
+            self._num_away -= 1
+            if not self._num_away:
+                self._none_away.set()
 
     def _backoff_s(self, count: int) -> float:
         return min(self._config.max_backoff_s, self._config.first_backoff_s * 2.0 ** (count - 1))

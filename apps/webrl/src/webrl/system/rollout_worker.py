@@ -212,6 +212,10 @@ class RolloutWorker:
         """Send no further attempt to an inference server."""
         self._generation.pause()
 
+    async def drained(self, deadline_s: float) -> bool:
+        """Return whether no attempt is at a server any more, at the latest after `deadline_s`."""
+        return await self._generation.drained(deadline_s=deadline_s)
+
     async def resume(self) -> None:
         """Send attempts again."""
         self._generation.resume()

@@ -17,9 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
+from awrl_rollout import RolloutError, SGLangClient
 from awrl_trainer import PublishError, PublishReport
 
 from webrl.config import WebRLConfig
@@ -37,6 +41,9 @@ CHECK_DEADLINE_S = 30.0
 
 ROUTE_DEADLINE_S = 30.0
 """Telling a worker where to send its requests."""
+
+DRAIN_S = 1.0
+"""For requests that were cut to come back; SGLang's own pause would wait this long for them."""
 
 
 class ServerRecovery:
@@ -85,17 +92,45 @@ class ServerRecovery:
         """
         has_joined = await self._join()
         try:
-            report = await self._weights.publish(version)
+            report = await self._publish(version)
         except PublishError as error:
             self._view.note(f"publishing version {version} reached no server; starting them again")
             logger.warning("publish of version %d: %s", version, error)
             await self._restart_lost()
             has_joined |= await self._join()
-            report = await self._weights.publish(version)
+            report = await self._publish(version)
         self._version = version
         if has_joined:
             await self._route()
         return report
+
+    async def _publish(self, version: int) -> PublishReport:
+        """Publish while nothing is in flight at a server that would take long to pause otherwise.
+
+        SGLang's pause sleeps a second whenever it finds a request in flight. So the workers hold theirs
+        back, those in flight are cut, and the pause finds none; the report's window holds all of it.
+        """
+        if self._system.server_spec.backend != "sglang":
+            return await self._weights.publish(version)
+        started = time.perf_counter()
+        await self._tell_workers("pause")
+        try:
+            async with task_scope() as group:
+                for client in self._system.clients:
+                    group.create_task(_cut(client))
+            await self._tell_workers("drained", DRAIN_S)
+            held_s = time.perf_counter() - started
+            report = await self._weights.publish(version)
+        finally:
+            resuming = time.perf_counter()
+            await self._tell_workers("resume")
+            resumed_s = time.perf_counter() - resuming
+        return replace(
+            report,
+            pause_s=report.pause_s + held_s,
+            resume_s=report.resume_s + resumed_s,
+            window_s=report.window_s + held_s + resumed_s,
+        )
 
     async def restore(self) -> bool:
         """Restart what is lost and bring it to the newest weights; return whether something was.
@@ -178,6 +213,12 @@ class ServerRecovery:
         async with task_scope() as group:
             for worker in self.workers:
                 group.create_task(_tell(worker, method, *args))
+
+
+async def _cut(client: SGLangClient) -> None:
+    """End what a server has in flight; one that is gone is the publish's to notice."""
+    with suppress(RolloutError):
+        await client.abort_all()
 
 
 async def _tell(worker: WorkerHandle, method: str, *args: object) -> None:

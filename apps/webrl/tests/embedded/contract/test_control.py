@@ -71,6 +71,32 @@ def test_abort_of_one_request_keeps_its_tokens_and_leaves_the_others(
     run_bounded(scenario)
 
 
+def test_requests_held_back_and_cut_leave_nothing_in_flight_and_go_on(
+    server: ServerUnderTest, processor: PolicyProcessor
+) -> None:
+    """What a run does before it pauses SGLang, whose pause sleeps a second when it finds some."""
+
+    async def scenario() -> None:
+        async with client_of(server) as client, asyncio.TaskGroup() as group:
+            generator = InterruptibleGenerator(client)
+            answer = group.create_task(
+                generator.generate(long_request(processor, max_new_tokens=300))
+            )
+            await until_running(client, server, 1)
+            generator.pause()
+            await client.abort_all()
+            assert await generator.drained(deadline_s=20)
+            assert await num_running(client, server) == 0
+            await client.pause_generation("abort")
+            await client.continue_generation()
+            assert not answer.done()
+            generator.resume()
+        assert len(answer.result().output_ids) == 300
+        assert generator.statistics().num_interrupted == 1
+
+    run_bounded(scenario)
+
+
 def test_pause_with_abort_answers_everything_and_later_requests_wait(
     server: ServerUnderTest, processor: PolicyProcessor
 ) -> None:
