@@ -79,7 +79,8 @@ async def _evaluate(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult
                     gpus_per_worker=gpus,
                 ),
                 RoleSpec(name=mapping.TEST_WORKER, num_workers=1, cpus_per_worker=cpus),
-            ]
+            ],
+            job.log_dir,
         )
         stack.callback(scheduler.shutdown)
         server_spec = mapping.server_spec(config, policy_path, reach_of(scheduler.node_ids))

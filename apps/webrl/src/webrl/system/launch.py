@@ -55,7 +55,7 @@ async def launch(
     Args:
         config: The run's.
         policy_path: Checkpoint that training started from.
-        log_dir: Folder of the servers' logs.
+        log_dir: Folder of the logs of servers and workers.
         run_id: Names the PixelStore.
         version: Weight version that the ranks start at.
 
@@ -71,7 +71,7 @@ async def launch(
     processor = PolicyProcessor.from_pretrained(policy_path)
     async with AsyncExitStack() as stack:
         num_cpus = ray.cluster_resources().get("CPU", 1.0)
-        scheduler = RayScheduler(mapping.role_specs(config, num_cpus))
+        scheduler = RayScheduler(mapping.role_specs(config, num_cpus), log_dir)
         stack.callback(scheduler.shutdown)
         reach = reach_of(scheduler.node_ids)
         pixels = await asyncio.to_thread(

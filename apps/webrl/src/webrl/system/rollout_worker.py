@@ -38,6 +38,7 @@ from webrl.policy import PolicyProcessor
 from webrl.system.reach import LOCAL, Reach
 from webrl.system.routing import ServerRouter, make_generator
 from webrl.system.task_scope import task_scope
+from webrl.system.worker_log import open_worker_log
 from webrl.system.workflow import WebTaskWorkflow
 from webrl.system.workflow_config import WorkflowConfig
 from webrl.tasks import Task
@@ -100,6 +101,7 @@ class RolloutWorker:
             pixels: Where screenshots go; None keeps none (evaluation).
             callback: Where to say that episodes ended; None for a worker that is only polled.
         """
+        open_worker_log()
         torch.set_num_threads(1)
         self._name = name
         self._spec = spec

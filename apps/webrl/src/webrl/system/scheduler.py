@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,7 +20,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from webrl.errors import EngineCallError, WorkerLostError
 from webrl.system.placement import RolePlacement, RoleSpec, release_layout, setup_mixed_layout
+from webrl.system.server_process import log_tail
 from webrl.system.task_scope import task_scope
+from webrl.system.worker_log import WORKER_LOG
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ class WorkerHandle:
     """Rank within the role, in node order."""
     actor: Any
     """The Ray actor."""
+    log_path: Path | None = None
+    """Where its process writes; None where Ray keeps it."""
 
     @property
     def name(self) -> str:
@@ -47,13 +52,18 @@ class WorkerHandle:
 class RayScheduler:
     """Places roles on the connected Ray cluster and calls their workers."""
 
-    def __init__(self, roles: Sequence[RoleSpec]) -> None:
+    def __init__(self, roles: Sequence[RoleSpec], log_dir: Path | None = None) -> None:
         """Create the placement groups.
+
+        Args:
+            roles: Who works.
+            log_dir: Receives a log of each worker; None leaves them to Ray.
 
         Raises:
             PlacementError: The roles do not fit the cluster.
         """
         self._roles = {role.name: role for role in roles}
+        self._log_dir = log_dir
         self._placements: dict[str, RolePlacement] = setup_mixed_layout(roles)
         self._workers: list[WorkerHandle] = []
 
@@ -90,6 +100,10 @@ class RayScheduler:
         """
         spec = self._roles[role]
         placement = self._placements[role]
+        environment = dict(env_vars or {})
+        log_path = self._log_dir / f"{role}-{rank}.log" if self._log_dir else None
+        if log_path is not None:
+            environment[WORKER_LOG] = str(log_path)
         options: dict[str, Any] = {
             "num_cpus": spec.cpus_per_worker,
             "num_gpus": spec.gpus_per_worker,
@@ -97,11 +111,11 @@ class RayScheduler:
                 placement_group=placement.group,
                 placement_group_bundle_index=placement.bundle_of_rank[rank],
             ),
-            "runtime_env": {"env_vars": dict(env_vars or {})},
+            "runtime_env": {"env_vars": environment},
             **(actor_options or {}),
         }
         actor = actor_class.options(**options).remote(*args, **kwargs)
-        handle = WorkerHandle(role=role, rank=rank, actor=actor)
+        handle = WorkerHandle(role=role, rank=rank, actor=actor, log_path=log_path)
         self._workers.append(handle)
         return handle
 
@@ -165,14 +179,19 @@ async def call_worker(
     except TimeoutError as error:
         raise EngineCallError(
             f"{worker.name}.{method} did not answer within {timeout_s:g} s. The worker hangs or "
-            "the machine is overloaded; its log lies under the run's Ray session folder."
+            f"the machine is overloaded.{_last_words(worker)}"
         ) from error
     except (ActorDiedError, ActorUnavailableError, WorkerCrashedError) as error:
         raise WorkerLostError(
-            f"{worker.name} is gone; {method} was asked of it: {error}"
+            f"{worker.name} is gone; {method} was asked of it: {error}{_last_words(worker)}"
         ) from error
     except RayError as error:
         raise EngineCallError(f"{worker.name}.{method} failed: {error}") from error
+
+
+def _last_words(worker: WorkerHandle) -> str:
+    path = worker.log_path
+    return "" if path is None else f"\nThe end of {path}:\n{log_tail(path)}"
 
 
 def _kill(worker: WorkerHandle) -> None:

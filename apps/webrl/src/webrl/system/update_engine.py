@@ -35,6 +35,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from webrl.policy import PolicyProcessor, load_policy
 from webrl.system.batching import Collator
 from webrl.system.reach import LOCAL, Reach
+from webrl.system.worker_log import open_worker_log
 
 GROUP_DEADLINE = timedelta(seconds=300)
 """Limit of one collective among trainer ranks: a lost rank becomes an error, not a hang."""
@@ -68,6 +69,7 @@ class UpdateEngine:
             world_size: Ranks of the role.
             pixels: Where the rows' images are.
         """
+        open_worker_log()
         self._spec = spec
         self._rank = rank
         self._world_size = world_size

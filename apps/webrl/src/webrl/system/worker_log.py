@@ -1,0 +1,34 @@
+"""The log of one worker: what its process writes, in a file of the run's folder.
+
+Ray keeps the output of its workers in folders of its own, on the node where each of them ran.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+from pathlib import Path
+
+WORKER_LOG = "WEBRL_WORKER_LOG"
+"""Environment variable with the file's path; without it the output stays where it is."""
+
+_STANDARD = (1, 2)
+"""Descriptors of standard output and error."""
+
+
+def open_worker_log() -> None:
+    """Write this process's output, its log and the stacks of a crash to the file that is named."""
+    path = os.environ.get(WORKER_LOG)
+    if not path:
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard in _STANDARD:
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    faulthandler.enable(file=sys.__stderr__ or sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
