@@ -41,8 +41,8 @@ types: ## pyright, strict
 gates: ## the rules of this repository, as tests
 	$(BIN)/python -m pytest -q tests -m "$(MARKS)" $(ARGS)
 
-bench: ## all figures; results in benchmarks/results
-	$(BIN)/python -m pytest -q benchmarks -o python_files="bench_*.py test_*.py" $(ARGS)
+bench: ## all benchmarks; ARGS=--benchmark-disable runs each once, small
+	$(BIN)/python -m pytest -q benchmarks $(ARGS)
 
 build: ## wheels and source archives of every distribution, in dist
 	$(UV) build --all-packages --out-dir dist

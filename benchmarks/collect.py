@@ -1,6 +1,6 @@
 """Baselines from the archive that `grid.py` leaves.
 
-    python benchmarks/collect.py OUT/grid.tar.gz
+    python benchmarks/collect.py OUT/grid.tar.gz [MORE.tar.gz ...]     # of more, learning runs only
     python benchmarks/results.py && python benchmarks/learning/curve.py --baseline
 
 Writes `baselines/pools-*.json` (one file for each number of slots, one for equal lengths, one for what
@@ -42,7 +42,7 @@ def described(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "machine": f"{len(cells[0]['cores'])} cores a run, {host['cpu']}; "
         f"{host['cores_in_use']} of {host['cores']} cores hold such runs side by side",
-        "load_average": f"{min(loads):.0f} to {max(loads):.0f}",
+        "load_average": " to ".join(dict.fromkeys((f"{min(loads):.0f}", f"{max(loads):.0f}"))),
         "command": COMMAND.format(host["cores_in_use"]),
         "date": cells[0]["date"],
     }
@@ -51,8 +51,8 @@ def described(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def pools(root: Path, cells: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield name and content of each baseline of pools."""
     kinds = {
-        "-uniform": re.compile(r"pools-(\d+)-uniform-\w+"),
-        "-ablation": re.compile(r"pools-(\d+)-(without-\w+|eta-2)"),
+        "-uniform": re.compile(r"pools-(\d+)-uniform-[\w-]+"),
+        "-ablation": re.compile(r"pools-(\d+)-(without-\w+|eta-[02]|sync)"),
         "": re.compile(r"pools-(\d+)-(eta-\d+|sync)"),
     }
     for kind, pattern in kinds.items():
@@ -62,7 +62,7 @@ def pools(root: Path, cells: dict[str, dict[str, Any]]) -> Iterator[tuple[str, d
             if match and (root / name / "pools.json").exists():
                 by_slots.setdefault(match[1], []).append(name)
         for slots, names in by_slots.items():
-            if kind == "-ablation" and len(names) < 2:
+            if kind == "-ablation" and not any("without" in name for name in names):
                 continue
             contents = [json.loads((root / name / "pools.json").read_text()) for name in names]
             points = [point for content in contents for point in content["points"]]
@@ -95,30 +95,40 @@ def simulate(root: Path, cells: dict[str, dict[str, Any]]) -> None:
         pair = [root / f"pools-{slots}-{what}" for what in ("eta-2", "sync")]
         if all(cells.get(path.name, {}).get("status") == "ok" for path in pair):
             command = [sys.executable, str(HERE / "simulate" / "traces.py"), *map(str, pair)]
-            subprocess.run([*command, "--name", f"pools-{slots}"], check=True)
+            at_once = str(len(cells[pair[1].name]["cores"]) // 2)
+            command += ["--name", f"pools-{slots}", "--at-once", at_once]
+            subprocess.run(command, check=True)
+
+
+def unpack(archive: Path, root: Path) -> dict[str, dict[str, Any]]:
+    """Unpack an archive below `root`, say which cells did not end well, and return all."""
+    with tarfile.open(archive) as file:
+        file.extractall(root, filter="data")
+    cells = read_cells(root)
+    for cell in cells.values():
+        if cell["status"] != "ok":
+            print(f"{cell['name']}: {cell['status']}\n{cell.get('error', '')[-300:]}")
+    return cells
 
 
 def main() -> None:
-    """Unpack, write, and say which cells are missing."""
+    """Unpack, and write every baseline that the cells give."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("archive", type=Path)
+    parser.add_argument("archives", type=Path, nargs="+")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch)
-        with tarfile.open(arguments.archive) as archive:
-            archive.extractall(root, filter="data")
-        cells = read_cells(root)
-        for cell in cells.values():
-            if cell["status"] != "ok":
-                print(f"{cell['name']}: {cell['status']}\n{cell.get('error', '')[-300:]}")
-        for name, content in pools(root, cells):
+        roots = [Path(scratch) / str(index) for index in range(len(arguments.archives))]
+        every = [unpack(file, root) for file, root in zip(arguments.archives, roots, strict=True)]
+        for name, content in pools(roots[0], every[0]):
             (BASELINES / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
             print(name, len(content["points"]), "points")
-        found = learning(root, cells)
-        if found["runs"]:
-            (BASELINES / "learning.json").write_text(json.dumps(found) + "\n")
-            print("learning", len(found["runs"]), "runs")
-        simulate(root, cells)
+        found = [learning(root, cells) for root, cells in zip(roots, every, strict=True)]
+        runs = [run for one in found for run in one["runs"]]
+        if runs:
+            content = found[0] | {"runs": runs}
+            (BASELINES / "learning.json").write_text(json.dumps(content) + "\n")
+            print("learning", len(runs), "runs")
+        simulate(roots[0], every[0])
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ def ratios(data: Mapping[str, Any]) -> dict[str, float]:
     for point in points:
         if point["mode"] == "synchronous":
             continue
-        name = f"slots {point['slots']}, eta {point['eta']}"
+        without = f", without {point['without']}" if "without" in point else ""
+        name = f"slots {point['slots']}, eta {point['eta']}{without}"
         found[f"{name}.share_of_ideal"] = point["share_of_ideal"]
         if base:
             found[f"{name}.over_synchronous"] = point["episodes_per_s"] / base

@@ -47,56 +47,69 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
+POOL_COLUMNS = [
+    "pool",
+    "episodes/s",
+    "over sync",
+    "rows/s",
+    "of ideal",
+    "slots idle",
+    "trainer idle",
+    "episode, s",
+    "warm-up a round, s",
+    "window, ms",
+    "versions behind",
+    "not trained on",
+    "counted",
+]
+
+
 def pools() -> Iterator[str]:
     """Yield one table for each measured setting."""
     found = load("pools-*.json")
     if not found:
         return
+    found.sort(key=lambda item: (item[1]["points"][0]["slots"], len(item[0])))
     yield "## Everlasting beside synchronous pool, measured\n"
     yield (HERE / "pools" / "RESULTS.head.md").read_text()
     for _, data in found:
-        synchronous = [p for p in data["points"] if p["mode"] == "synchronous"]
+        points = data["points"]
+        synchronous = [p for p in points if p["mode"] == "synchronous"]
         base = synchronous[0]["episodes_per_s"] if synchronous else None
-        rows = [
-            [
-                pool_name(p),
-                f"{p['episodes_per_s']:.2f}",
-                f"{p['episodes_per_s'] / base:.2f} x" if base else "",
-                f"{p['share_of_ideal']:.1%}",
-                f"{p['slots_idle']:.1%}",
-                f"{p['trainer_idle']:.1%}",
-                f"{p['mean_episode_s']:.1f}",
-                f"{p['warmup_s_per_round']:.2f}" if p["mode"] == "synchronous" else "none",
-                f"{p['window_ms']:.0f}",
-                f"{p['off_policyness']:.2f}",
-                f"{p['wasted'] / p['all_episodes']:.0%}" if "wasted" in p else "",
-                f"{p['episodes']:.0f} in {p['seconds']:.0f} s",
-            ]
-            for p in data["points"]
-        ]
-        slots = data["points"][0]["slots"]
+        what = ", one thing taken away" if any("without" in p for p in points) else ""
         yield (
-            f"**{slots} slots, {data['workload']}** (mean {data['mean_steps']:.1f} steps, page latency "
-            f"{data['latency_s']:g} s, cv {data['latency_cv']:g}); {data['machine']}, load average "
-            f"{data['load_average']}, {data['date']}\n\n`{data['command']}`\n"
+            f"**{points[0]['slots']} slots, {data['workload']}{what}** (mean {data['mean_steps']:.1f} "
+            f"steps, page latency {data['latency_s']:g} s, cv {data['latency_cv']:g}); "
+            f"{data['machine']}, load average {data['load_average']}, {data['date']}\n\n"
+            f"`{data['command']}`\n"
         )
-        yield table(
-            [
-                "pool",
-                "episodes/s",
-                "over sync",
-                "of ideal",
-                "slots idle",
-                "trainer idle",
-                "episode, s",
-                "warm-up a round, s",
-                "window, ms",
-                "off-policyness",
-                "not trained on",
-                "counted",
-            ],
-            rows,
-        )
+        yield table(POOL_COLUMNS, [pool_row(point, base) for point in points])
+
+
+def pool_row(p: Mapping[str, Any], base: float | None) -> list[str]:
+    """Return the row of one pool; `base` is the synchronous one's rate."""
+    trained = sum(p["off_policyness_histogram"].values())
+    return [
+        pool_name(p),
+        f"{p['episodes_per_s']:.2f}",
+        f"{p['episodes_per_s'] / base:.2f} x" if base else "",
+        f"{p['rows_per_s']:.1f}",
+        f"{p['share_of_ideal']:.1%}",
+        f"{p['slots_idle']:.1%}",
+        f"{p['trainer_idle']:.1%}",
+        f"{p['mean_episode_s']:.1f}",
+        f"{p['warmup_s_per_round']:.2f}" if p["mode"] == "synchronous" else "none",
+        f"{p['window_ms']:.0f}",
+        behind(p["off_policyness_histogram"]),
+        f"{1 - trained / p['all_episodes']:.0%}",
+        f"{p['episodes']:.0f} in {p['seconds']:.0f} s",
+    ]
+
+
+def behind(histogram: Mapping[str, int]) -> str:
+    """Return which share of the trained episodes was how many versions behind."""
+    total = sum(histogram.values())
+    return ", ".join(f"{age}: {count / total:.0%}" for age, count in histogram.items())
 
 
 def pool_name(point: Mapping[str, Any]) -> str:
@@ -166,11 +179,18 @@ def traces() -> Iterator[str]:
     for name, data in found:
         mode = data.get("compared", "asynchronous")
         predicted, measured = data[mode], data["measured"]
+        label = name.removeprefix("simulate-").removesuffix(f"-{mode}.json")
+        row = [f"{label}, {mode}"]
         for key in ("episodes_per_h", "step_s", "slots_idle", "trainer_idle"):
             one, other = predicted[key], measured[key]
-            apart = f"{one - other:+.3f}" if "idle" in key else f"{one / other - 1:+.1%}"
-            rows.append([name, data.get("note", mode), key, f"{one:.3f}", f"{other:.3f}", apart])
-    yield table(["file", "what", "figure", "predicted", "measured", "difference"], rows)
+            if "idle" in key:
+                row.append(f"{one:.1%} / {other:.1%}")
+            else:
+                digits = 0 if key == "episodes_per_h" else 2
+                row.append(f"{one:,.{digits}f} / {other:,.{digits}f} ({one / other - 1:+.1%})")
+        rows.append(row)
+    yield (HERE / "simulate" / "TRACES.head.md").read_text()
+    yield table(["run", "episodes/h", "step, s", "slots idle", "trainer idle"], rows)
 
 
 def published() -> Iterator[str]:

@@ -4,7 +4,8 @@
     python benchmarks/simulate/traces.py RUNS/mode-0 RUNS/mode-1 --name pools-16
 
 Episodes, updates, broadcasts and dispatch are those of the asynchronous run; the synchronous pool's own times
-are not looked at, but for the `--open` seconds that it needs to start one session.
+are not looked at, but for the `--open` seconds that it needs to start one session: a round of 16 slots on
+two cores spent 1.96 s on that.
 """
 
 import argparse
@@ -30,11 +31,16 @@ def main() -> None:
     parser.add_argument("asynchronous", type=Path)
     parser.add_argument("synchronous", type=Path)
     parser.add_argument("--name", required=True)
-    parser.add_argument("--open", type=float, default=0.2, help="seconds to start one session")
+    parser.add_argument("--open", type=float, default=0.12, help="seconds to start one session")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="sessions that start at the same time"
+    )
     arguments = parser.parse_args()
     config = load_config(str(arguments.asynchronous / "config.toml")).config
     assumptions = resolve_assumptions(
-        config, [f"session.open_s={arguments.open}"], arguments.asynchronous
+        config,
+        [f"session.open_s={arguments.open}", f"session.opens_at_once={arguments.at_once}"],
+        arguments.asynchronous,
     )
     trace = assumptions.trace
     assert trace is not None
