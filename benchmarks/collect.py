@@ -1,6 +1,8 @@
 """Baselines from the archive that `grid.py` leaves.
 
     python benchmarks/collect.py OUT/grid.tar.gz [MORE.tar.gz ...]     # of more, learning runs only
+    python -m pytest benchmarks/staleness --benchmark-json=staleness.json
+    python benchmarks/collect.py staleness.json     # of pytest-benchmark: without the timings of its rounds
     python benchmarks/results.py && python benchmarks/learning/curve.py --baseline
 
 Writes `baselines/pools-*.json` (one file for each number of slots, one for equal lengths, one for what
@@ -100,6 +102,21 @@ def simulate(root: Path, cells: dict[str, dict[str, Any]]) -> None:
             subprocess.run(command, check=True)
 
 
+def keep_micro(path: Path) -> None:
+    """Write what figures of a pytest-benchmark file are compared and shown."""
+    data = json.loads(path.read_text())
+    cpu = data["machine_info"]["cpu"]
+    kept = {
+        "command": f"python -m pytest benchmarks/{path.stem} --benchmark-json={path.name}",
+        "datetime": data["datetime"],
+        "machine_info": {"cpu": {key: cpu.get(key) for key in ("brand_raw", "count")}},
+        "benchmarks": [
+            {"name": item["name"], "extra_info": item["extra_info"]} for item in data["benchmarks"]
+        ],
+    }
+    (BASELINES / path.name).write_text(json.dumps(kept, indent=1) + "\n")
+
+
 def unpack(archive: Path, root: Path) -> dict[str, dict[str, Any]]:
     """Unpack an archive below `root`, say which cells did not end well, and return all."""
     with tarfile.open(archive) as file:
@@ -116,6 +133,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("archives", type=Path, nargs="+")
     arguments = parser.parse_args()
+    for path in [path for path in arguments.archives if path.suffix == ".json"]:
+        keep_micro(path)
+        arguments.archives.remove(path)
+    if not arguments.archives:
+        return
     with tempfile.TemporaryDirectory() as scratch:
         roots = [Path(scratch) / str(index) for index in range(len(arguments.archives))]
         every = [unpack(file, root) for file, root in zip(arguments.archives, roots, strict=True)]
