@@ -1,12 +1,10 @@
 """``TestRolloutManager``: evaluates the newest complete checkpoint in the background.
 
 Invariants:
-    * every episode of one evaluation runs under one version, loaded from disk on servers that never
-      join a broadcast;
+    * every episode of one evaluation runs under one version, on servers that join no broadcast;
     * the same weights are never evaluated twice;
     * a fault is neither success nor failure;
-    * the trainer never waits for it: it may *ask* for a checkpoint, and looks at results when it
-      likes.
+    * the trainer never waits for it: it may *ask* for a checkpoint.
 
 The one loop, ``_evaluate_loop``, lives in a daemon thread of its own: consumes complete checkpoints,
 produces results; waits for a new checkpoint or the interval; unblocked by ``close``.
