@@ -58,10 +58,20 @@ def evaluate_checkpoint(config: WebRLConfig, job: EvaluationJob) -> EvaluationRe
         return asyncio.run(until_signalled(_evaluate(config, job)))
 
 
+def _roles(config: WebRLConfig) -> list[RoleSpec]:
+    """Return one server and one worker, on half of the cluster's CPUs each, up to one."""
+    cpus = min(1.0, ray.cluster_resources().get("CPU", 1.0) / 2)
+    server = RoleSpec(
+        name=mapping.TEST_ROLLOUT,
+        num_workers=1,
+        cpus_per_worker=cpus,
+        gpus_per_worker=1.0 if config.cluster.num_gpus else 0.0,
+    )
+    return [server, RoleSpec(name=mapping.TEST_WORKER, num_workers=1, cpus_per_worker=cpus)]
+
+
 async def _evaluate(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult:
     deadline_s = config.scheduler.startup_timeout_s
-    gpus = 1.0 if config.cluster.num_gpus else 0.0
-    cpus = min(1.0, ray.cluster_resources().get("CPU", 1.0) / 2)
     policy_path = str(job.policy_path.resolve())
     spec = TestRolloutSpec(
         tasks=mapping.test_tasks(config),
@@ -70,18 +80,7 @@ async def _evaluate(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult
         is_greedy=config.test_rollout.temperature == 0,
     )
     async with AsyncExitStack() as stack:
-        scheduler = RayScheduler(
-            [
-                RoleSpec(
-                    name=mapping.TEST_ROLLOUT,
-                    num_workers=1,
-                    cpus_per_worker=cpus,
-                    gpus_per_worker=gpus,
-                ),
-                RoleSpec(name=mapping.TEST_WORKER, num_workers=1, cpus_per_worker=cpus),
-            ],
-            job.log_dir,
-        )
+        scheduler = RayScheduler(_roles(config), job.log_dir)
         stack.callback(scheduler.shutdown)
         server_spec = mapping.server_spec(config, policy_path, reach_of(scheduler.node_ids))
         server = scheduler.create_worker(

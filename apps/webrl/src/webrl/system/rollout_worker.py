@@ -136,9 +136,8 @@ class RolloutWorker:
                 self._callback.url, token=self._callback.token, worker=self._name
             )
             self._stack.push_async_callback(notifier.aclose)
-        self._router = ServerRouter(
-            server_urls, initial_version=spec.initial_version, reach=spec.reach
-        )
+        version, reach = spec.initial_version, spec.reach
+        self._router = ServerRouter(server_urls, initial_version=version, reach=reach)
         self._stack.push_async_callback(self._router.aclose)
         self._generator = make_generator(self._router, deadline_s=spec.episode_timeout_s)
         self._workflow = workflow = WebTaskWorkflow(

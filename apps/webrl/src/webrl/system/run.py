@@ -34,6 +34,7 @@ from webrl.system.rollouts import (
     RolloutSource,
 )
 from webrl.system.run_state import RunFolders, unpack_state
+from webrl.system.scheduler import WorkerHandle
 from webrl.system.server_recovery import ServerRecovery
 from webrl.system.supervisor import Supervisor, WorkerPlan
 from webrl.system.synchronous_rollouts import SynchronousRollouts
@@ -217,21 +218,9 @@ class Run:
             supervisor = Supervisor(config, system, plan, recovery, self._view)
             handles = await supervisor.start_workers()
             stack.push_async_callback(stop_workers, handles)
-            return supervisor, SynchronousRollouts(
-                system.scheduler,
-                handles,
-                self._stream,
-                self._filter,
-                group_size=config.gconfig.n_samples,
-                breaker=FaultBreaker(
-                    max_share=config.rollout.max_fault_share,
-                    window=mapping.controller_config(config).fault_window,
-                ),
-                version=progress.version,
-            )
-        callbacks = await stack.enter_async_context(
-            CallbackServer(self._nudge, host=system.reach.host())
-        )
+            return supervisor, self._rounds(system, handles, progress)
+        callback_server = CallbackServer(self._nudge, host=system.reach.host())
+        callbacks = await stack.enter_async_context(callback_server)
         target = CallbackTarget(url=callbacks.url, token=callbacks.token)
         plan = WorkerPlan(spec=spec, target=target)
         supervisor = Supervisor(config, system, plan, recovery, self._view)
@@ -252,6 +241,21 @@ class Run:
         )
         rollouts = EverlastingRollouts(self._controller, supervisor.workers, self._filter)
         return supervisor, rollouts
+
+    def _rounds(
+        self, system: System, handles: Sequence[WorkerHandle], progress: Progress
+    ) -> SynchronousRollouts:
+        config = self._config
+        window = mapping.controller_config(config).fault_window
+        return SynchronousRollouts(
+            system.scheduler,
+            handles,
+            self._stream,
+            self._filter,
+            group_size=config.gconfig.n_samples,
+            breaker=FaultBreaker(max_share=config.rollout.max_fault_share, window=window),
+            version=progress.version,
+        )
 
     def _note_update(self, rows: Sequence[TrainRow], before: Progress) -> None:
         self._batches.note(rows, step=before.num_steps + 1, version=before.version)
