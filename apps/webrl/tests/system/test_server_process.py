@@ -1,10 +1,13 @@
 """Start, death and stop of an inference server's process."""
 
 import os
+import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from webrl.errors import ServerStartError
 from webrl.system.server_process import ServerProcess, find_free_port
@@ -49,6 +52,28 @@ def test_a_healthy_server_is_used_and_stopped(tmp_path: Path) -> None:
     assert not server.is_alive
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_children_of_a_killed_server_end_with_it(tmp_path: Path) -> None:
+    """As SGLang's detokenizer, which its own server leaves behind when it is killed."""
+    program = (
+        "import subprocess, sys, threading;"
+        "from webrl.sglang_server import end_group_with_me;"
+        "end_group_with_me();"
+        "wait = [sys.executable, '-c', 'import threading; threading.Event().wait()'];"
+        "print(subprocess.Popen(wait).pid, flush=True);"
+        "threading.Event().wait()"
+    )
+    log = tmp_path / "s.log"
+    server = ServerProcess([sys.executable, "-c", program], url="http://127.0.0.1:9", log_path=log)
+    deadline = time.monotonic() + 30
+    while not log.read_text().strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child = psutil.Process(int(log.read_text()))
+    os.kill(server.pid, signal.SIGKILL)
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_free_port_can_be_bound() -> None:
