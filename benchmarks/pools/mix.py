@@ -97,9 +97,11 @@ def stream_of(mix: Mix) -> type[TaskStream]:
             payload = request.payload
             assert isinstance(payload, EpisodeTask)
             seed = HELD_OUT_SEEDS + index * 64 + request.member
-            suite = payload.task.split("/")[0]
-            name = f"{suite}/{mix.name}-{mix.lengths[seed % NUM_LENGTHS]}"
-            own = msgspec.structs.replace(payload, seed=seed, task=name)
+            length = mix.lengths[seed % NUM_LENGTHS]
+            definition = msgspec.structs.replace(
+                payload.definition, name=f"{mix.name}-{length}", max_steps=length
+            )
+            own = msgspec.structs.replace(payload, seed=seed, definition=definition)
             return msgspec.structs.replace(request, payload=own)
 
     return MixStream
