@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +83,8 @@ def test_a_synchronous_run_takes_turns_on_shared_devices(
     assert all(step["off_policyness/max"] == 0 for step in steps)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        ("allocation_mode=embedded[rollout]:d1+fsdp[actor]:d1", "cluster.n_inference_servers=1"),
-        ("allocation_mode=embedded[rollout]:d1|fsdp[actor]:d1", "cluster.n_inference_servers=0"),
-    ],
-)
 def test_a_run_whose_sites_are_down_stops_and_says_so(
-    layout: tuple[str, ...], policy: Path, runs: Any, tmp_path: Path
+    policy: Path, runs: Any, tmp_path: Path
 ) -> None:
     tasks = tmp_path / "tasks.jsonl"
     line = {"url": "http://127.0.0.1:9/", "goal": "g", "answer": "a", "allow_private": True}
@@ -99,7 +93,7 @@ def test_a_run_whose_sites_are_down_stops_and_says_so(
     process = runs.start(
         *("--config", "laptop", f"run_dir={tmp_path / 'run'}", f"policy.path={policy}"),
         *runs.small,
-        *(*layout, f"tasks=[{{name='tasks:{tasks}'}}]", "test_rollout.enabled=false"),
+        *(f"tasks=[{{name='tasks:{tasks}'}}]", "test_rollout.enabled=false"),
         *("env.viewport_width=160", "env.viewport_height=224", "env.reset=none"),
         *("pixelstore.disk_dir=" + str(tmp_path / "pixels"), "rollout.max_attempts=1"),
     )
@@ -127,7 +121,7 @@ def test_whatever_is_killed_the_run_goes_on_and_an_interrupt_leaves_no_process(
     assert not outcome.problems
     assert [strike.kind for strike in outcome.strikes] == list(KINDS)
     assert "worker-0 died; restart 1 of" in outcome.text
-    assert "server rollout/0 is lost; restart 1 of" in outcome.text
+    assert re.search(r"server rollout/\d is lost; restart 1 of", outcome.text)
     assert "actor/0 is gone" in outcome.text
     assert outcome.text.count("resumed at version") == 2
     verdict = examine(run_dir)
