@@ -27,6 +27,7 @@ from awrl_trainer.weights.disk import (
     complete_checkpoints,
     latest_complete_checkpoint,
 )
+from awrl_trainer.weights.group import bind_store, connect_store
 from awrl_trainer.weights.manifest import Bucket, PublishPlan, TensorSpec, plan_publish
 from awrl_trainer.weights.protocols import (
     BucketTiming,
@@ -79,10 +80,12 @@ __all__ = [
     "WeightSource",
     "WindowState",
     "XcclPublisher",
+    "bind_store",
     "collate_model_inputs",
     "collate_packed_text",
     "collate_text",
     "complete_checkpoints",
+    "connect_store",
     "data_parallel_mesh",
     "latest_complete_checkpoint",
     "materialize",

@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,6 +28,8 @@ from awrl_trainer import (
     PublishPlan,
     TrainRow,
     UpdateMetrics,
+    bind_store,
+    connect_store,
 )
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -170,21 +171,10 @@ class UpdateEngine:
         return self._built.weight_checksums(names)
 
     def _open_store(self, host: str, port: int) -> TCPStore:
-        listener = None
+        limit_s = GROUP_DEADLINE.total_seconds()
         if self._rank == 0:
-            # Left to itself, a store listens on every address of the machine.
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, port), family=family)
-            port = listener.getsockname()[1]
-        return TCPStore(
-            host,
-            port,
-            self._world_size,
-            is_master=self._rank == 0,
-            timeout=GROUP_DEADLINE,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach() if listener else None,
-        )
+            return bind_store(host, self._world_size, limit_s, port=port)
+        return connect_store(host, port, self._world_size, limit_s)
 
     @property
     def _built(self) -> FSDPActor:

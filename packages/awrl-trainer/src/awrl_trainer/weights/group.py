@@ -63,7 +63,14 @@ def bind_store(host: str, world_size: int, timeout_s: float, *, port: int = 0) -
 
 
 def connect_store(host: str, port: int, world_size: int, timeout_s: float) -> TCPStore:
-    """Return a receiver's connection to the store."""
+    """Return a connection to the store of `bind_store`, as every member but its owner needs it.
+
+    Args:
+        host: Where the store was bound.
+        port: Its port.
+        world_size: Members of the group.
+        timeout_s: Seconds that any wait on the store may take.
+    """
     return TCPStore(
         host,
         port,
