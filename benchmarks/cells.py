@@ -84,17 +84,28 @@ def cells(scale: str) -> list[Cell]:
         pools(16, "uniform-sync", sizes, "--etas", *uniform),
     ]
     found += [pools(slots, what, sizes) for slots in (32, 8) for what in ("eta-2", "sync")]
-    for eta in (8, 2, 0):
-        bound = f"rollout.max_head_offpolicyness={eta}"
-        for seed in range(3):
-            for loss, settings in (("decoupled", ()), ("coupled", COUPLED)):
-                name = f"{loss}-eta-{eta}"
-                found.append(learning(name, learning_s, seed, bound, *settings, is_ahead=True))
-        if eta == 8:
-            found += [pools(slots, f"eta-{e}", sizes) for slots in (32, 8) for e in (0, 4)]
-            found += [pools(slots, f"eta-{e}", sizes) for slots in (16, 32, 8) for e in (1, 8)]
+    found += [pools(slots, f"eta-{e}", sizes) for slots in (16, 32, 8) for e in (1, 8)]
+    found += [pools(slots, f"eta-{e}", sizes) for slots in (32, 8) for e in (0, 4)]
+    found += losses(learning_s, range(3))
     for seed in range(3):
         slow = "env.page_latency_s=0.5"
         found.append(learning("slow-page-async", learning_s, seed, slow))
         found.append(learning("slow-page-sync", learning_s, seed, slow, *SYNC))
-    return found
+    return found + losses(learning_s, range(3, 6))
+
+
+def losses(seconds: float, seeds: range) -> list[Cell]:
+    """Return both losses at each eta, every batch as far behind as eta allows."""
+    return [
+        learning(
+            f"{loss}-eta-{eta}",
+            seconds,
+            seed,
+            f"rollout.max_head_offpolicyness={eta}",
+            *settings,
+            is_ahead=True,
+        )
+        for seed in seeds
+        for eta in (8, 2, 0)
+        for loss, settings in (("decoupled", ()), ("coupled", COUPLED))
+    ]

@@ -3,6 +3,7 @@
     python benchmarks/grid.py OUT --cores 24 --cores-per-run 2      # everything, most important first
     python benchmarks/grid.py OUT --list                            # what that is, and its limits
     python benchmarks/grid.py OUT --scale smoke --cores 2 --cores-per-run 1 --only 'pools-8-*'
+    python benchmarks/grid.py OUT --only 'pools-16-*' 'pools-*'     # some, in the order of the patterns
 
 A cell is one run of the whole system: a process with cores, a folder for temporary files (hence a Ray
 cluster and browsers) and a log of its own. Cells end alone: at their limit, or with an error that
@@ -236,19 +237,22 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--cores-per-run", type=int, default=2)
-    parser.add_argument("--only", default="*", help="pattern of cells' names")
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], metavar="PATTERN", help="of cells' names, in this order"
+    )
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
     parser.add_argument("--list", action="store_true", help="print the cells and end")
     arguments = parser.parse_args()
-    chosen = [c for c in cells(arguments.scale) if fnmatch.fnmatch(c.name, arguments.only)]
+    known = {cell.name: cell for cell in cells(arguments.scale)}
+    chosen = {n: c for p in arguments.only for n, c in known.items() if fnmatch.fnmatch(n, p)}
     if arguments.list:
-        for cell in chosen:
+        for cell in chosen.values():
             print(f"{cell.name:<34}{cell.limit_s:>6.0f} s  weight {cell.weight}")
         return
     work = arguments.out / "cells"
     work.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _leave)
-    Grid(arguments.out, work, arguments.cores, arguments.cores_per_run).run(chosen)
+    Grid(arguments.out, work, arguments.cores, arguments.cores_per_run).run([*chosen.values()])
 
 
 if __name__ == "__main__":

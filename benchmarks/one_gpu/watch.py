@@ -1,6 +1,6 @@
 """Watches a run from outside: a client that asks for one token all the time, server loads, the GPU.
 
-    python benchmarks/one_gpu/watch.py OUT.jsonl [--rollout URL] [--test URL]
+    python benchmarks/one_gpu/watch.py OUT.jsonl [--rollout URL] [--test URL] [--no-probe]
 
 Writes a line per observation until it is interrupted. The time between two answers of the client is
 what an update costs a server's clients, from the pause to the first token after it.
@@ -83,7 +83,7 @@ def note(file: IO[str], kind: str, **fields: object) -> None:
     file.flush()
 
 
-async def watch(file: IO[str], rollout: str, test: str) -> None:
+async def watch(file: IO[str], rollout: str, test: str, *, is_probing: bool) -> None:
     """Run all observers until SIGINT or SIGTERM."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -91,8 +91,8 @@ async def watch(file: IO[str], rollout: str, test: str) -> None:
         loop.add_signal_handler(number, over.set)
     async with asyncio.TaskGroup() as group:
         device = "--query-gpu=utilization.gpu,memory.used --format=csv,noheader,nounits -lms 250"
-        tasks = [
-            group.create_task(probe(file, rollout)),
+        tasks = [group.create_task(probe(file, rollout))] if is_probing else []
+        tasks += [
             group.create_task(loads(file, "rollout", rollout)),
             group.create_task(loads(file, "test", test)),
             group.create_task(gpu(file, device, "gpu")),
@@ -109,9 +109,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--rollout", default="http://127.0.0.1:30000")
     parser.add_argument("--test", default="http://127.0.0.1:30001")
+    parser.add_argument(
+        "--no-probe", action="store_true", help="no client: SGLang's pause waits for its requests"
+    )
     options = parser.parse_args()
     with options.out.open("w", encoding="utf-8") as file:
-        asyncio.run(watch(file, options.rollout, options.test))
+        asyncio.run(watch(file, options.rollout, options.test, is_probing=not options.no_probe))
 
 
 if __name__ == "__main__":
