@@ -1,13 +1,14 @@
 """Baselines from the archive that `grid.py` leaves.
 
-    python benchmarks/collect.py OUT/grid.tar.gz [MORE.tar.gz ...]     # of more, learning runs only
+    python benchmarks/collect.py OUT/grid.tar.gz
     python -m pytest benchmarks/staleness --benchmark-json=staleness.json
     python benchmarks/collect.py staleness.json     # of pytest-benchmark: without the timings of its rounds
     python benchmarks/results.py && python benchmarks/learning/curve.py --baseline
 
 Writes `baselines/pools-*.json` (one file for each number of slots, one for equal lengths, one for what
 was taken away), `baselines/learning.json`, and `baselines/simulate-pools-*.json`: each pool beside its
-simulation from the recorded asynchronous run.
+simulation from the recorded asynchronous run. What an archive lacks stays as it was recorded: a pool's point
+until the archive has one of its mode and eta, and every learning run; the same run of an archive counts once.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def pools(root: Path, cells: dict[str, dict[str, Any]]) -> Iterator[tuple[str, d
                 continue
             contents = [json.loads((root / name / "pools.json").read_text()) for name in names]
             points = [point for content in contents for point in content["points"]]
-            points.sort(key=lambda p: (p["mode"], p["eta"], p.get("without", "")))
+            points = with_recorded(f"pools-{slots}{kind}", points)
             head = {
                 k: contents[0][k] for k in ("workload", "mean_steps", "latency_s", "latency_cv")
             }
@@ -78,16 +79,33 @@ def pools(root: Path, cells: dict[str, dict[str, Any]]) -> Iterator[tuple[str, d
             )
 
 
+def with_recorded(name: str, points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return these points and the recorded ones of modes that are not among them, in order."""
+
+    def which(point: dict[str, Any]) -> tuple[str, int, str]:
+        return point["mode"], point["eta"], point.get("without", "")
+
+    path = BASELINES / f"{name}.json"
+    recorded = json.loads(path.read_text())["points"] if path.exists() else []
+    return [
+        point for _, point in sorted({which(point): point for point in recorded + points}.items())
+    ]
+
+
 def learning(root: Path, cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the record of each learning run, and where they ran."""
-    runs: list[dict[str, Any]] = []
+    """Return the record of each learning run, and where they ran; first those recorded before."""
+    path = BASELINES / "learning.json"
+    runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
     used: list[dict[str, Any]] = []
     for name, cell in cells.items():
         match = re.fullmatch(r"learning-(.+)-seed(\d+)", name)
         if match and (root / name / "evaluations.jsonl").exists():
             what = {"name": match[1], "seed": int(match[2]), "status": cell["status"]}
-            runs.append(what | record_of(root / name))
+            run = what | record_of(root / name)
+            if run not in runs:
+                runs.append(run)
             used.append(cell)
+    runs.sort(key=lambda run: (run["name"], run["seed"]))
     return {"runs": runs} | (described(used) if used else {})
 
 
@@ -136,21 +154,22 @@ def main() -> None:
     for path in [path for path in arguments.archives if path.suffix == ".json"]:
         keep_micro(path)
         arguments.archives.remove(path)
-    if not arguments.archives:
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        roots = [Path(scratch) / str(index) for index in range(len(arguments.archives))]
-        every = [unpack(file, root) for file, root in zip(arguments.archives, roots, strict=True)]
-        for name, content in pools(roots[0], every[0]):
-            (BASELINES / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-            print(name, len(content["points"]), "points")
-        found = [learning(root, cells) for root, cells in zip(roots, every, strict=True)]
-        runs = [run for one in found for run in one["runs"]]
-        if runs:
-            content = found[0] | {"runs": runs}
-            (BASELINES / "learning.json").write_text(json.dumps(content) + "\n")
-            print("learning", len(runs), "runs")
-        simulate(roots[0], every[0])
+    for archive in arguments.archives:
+        with tempfile.TemporaryDirectory() as scratch:
+            keep_cells(archive, Path(scratch))
+
+
+def keep_cells(archive: Path, root: Path) -> None:
+    """Write every baseline that a grid's archive gives."""
+    cells = unpack(archive, root)
+    for name, content in pools(root, cells):
+        (BASELINES / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+        print(name, len(content["points"]), "points")
+    content = learning(root, cells)
+    if any(name.startswith("learning-") for name in cells):
+        (BASELINES / "learning.json").write_text(json.dumps(content) + "\n")
+        print("learning", len(content["runs"]), "runs")
+    simulate(root, cells)
 
 
 if __name__ == "__main__":

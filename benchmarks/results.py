@@ -14,14 +14,17 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "learning"))
-from records import reached  # noqa: E402 - beside `curve.py`, which draws them
+from records import reached, sampled_success  # noqa: E402 - beside `curve.py`, which draws them
 
 SUCCESS = 0.9
 """Greedy success that learning runs are timed to."""
+SAMPLED_UPDATES = (20, 40)
+"""Updates over which the success of training episodes is averaged: after the start, before the end."""
 WITHOUT = {
     "respawn": "sessions opened and closed for each episode",
     "by_value": "screenshots by value in records",
@@ -136,6 +139,7 @@ def learning() -> Iterator[str]:
     for name in dict.fromkeys(run["name"] for run in data["runs"]):
         runs = [run for run in data["runs"] if run["name"] == name]
         last = [run["evaluations"][-1][2] for run in runs]
+        sampled = [sampled_success(run, *SAMPLED_UPDATES) for run in runs]
         rate = sum(run["episodes_per_s"] for run in runs) / len(runs)
         behind = sum(run["off_policyness"] for run in runs) / len(runs)
         clipped = [run["clip_share"] for run in runs if run["clip_share"] is not None]
@@ -145,6 +149,7 @@ def learning() -> Iterator[str]:
                 ", ".join(shown(reached(run, SUCCESS), "s") for run in runs),
                 ", ".join(shown(reached(run, SUCCESS, axis=1), "") for run in runs),
                 ", ".join(f"{value:.3f}" for value in last),
+                f"{', '.join(f'{value:.2f}' for value in sampled)}; mean {fmean(sampled):.3f}",
                 f"{rate:.1f}",
                 f"{behind:.2f}",
                 f"{sum(clipped) / len(clipped):.1%}" if clipped else "",
@@ -156,6 +161,7 @@ def learning() -> Iterator[str]:
             f"seconds to {SUCCESS:g}, each seed",
             f"updates to {SUCCESS:g}",
             "success at the end",
+            "success of training episodes, updates {} to {}".format(*SAMPLED_UPDATES),
             "episodes/s",
             "off-policyness",
             "clipped tokens",
@@ -203,7 +209,7 @@ def published() -> Iterator[str]:
     yield (HERE / "simulate" / "RESULTS.head.md").read_text()
     rows: list[list[str]] = []
     for name, fit in data["fits"].items():
-        own, split = fit["own"], fit["split_24_40"]
+        own, split, first = fit["own"], fit["split_24_40"], fit["first_rollout_min"]
         ratios = fit["asynchronous_over_synchronous_by_round"]
         rows.append(
             [
@@ -212,13 +218,17 @@ def published() -> Iterator[str]:
                 f"{own['step_min']:.1f}",
                 f"{own['episodes_per_h']:,.0f}",
                 f"{own['mean_off_policyness']:.2f}",
-                f"{split['rollout_min']:.1f}",
-                f"{split['rollout_min'] / own['rollout_min']:.2f}",
+                " to ".join(f"{value:.1f}" for value in first["24_40"]),
+                " to ".join(f"{value:.1f}" for value in first["40_24"]),
+                f"{first['24_40'][0] / first['40_24'][0]:.2f}",
                 f"{split['train_min']:.2f}",
+                f"{split['rollout_min']:.1f}",
                 ", ".join(f"{count}: {ratio:.2f}" for count, ratio in ratios.items()),
             ]
         )
-    rows.append(["*published*", "", "11", "3,100", "1.5", "29", "1.71", "1.6", "2.4 to 2.9"])
+    rows.append(
+        ["*published*", "", "11", "3,100", "1.5", "29", "17", "1.71", "1.6", "", "2.4 to 2.9"]
+    )
     yield table(
         [
             "fitted",
@@ -226,9 +236,11 @@ def published() -> Iterator[str]:
             "48 + 16: step, min",
             "episodes/h",
             "off-policyness",
-            "24 + 40: rollout, min",
-            "over 48 + 16",
+            "24 + 40: first rollout, min",
+            "40 + 24: first rollout, min",
+            "ratio",
             "24 + 40: training, min",
+            "24 + 40: later steps, min",
             "async / sync, by episodes of a round",
         ],
         rows,

@@ -89,3 +89,15 @@ def reached(record: dict[str, Any], success: float, *, axis: int = 0) -> float |
             return before[axis] + part * (point[axis] - before[axis])
         before = point
     return None
+
+
+def sampled_success(record: dict[str, Any], first: int, last: int) -> float:
+    """Return the mean success of training episodes from one update to another, both included.
+
+    Args:
+        record: From `record_of`.
+        first: The update to start with.
+        last: The last one; a run that ends before it is averaged up to its end.
+    """
+    values = [point[2] for point in record["sampled"] if first <= point[1] <= last]
+    return sum(values) / len(values)

@@ -92,8 +92,7 @@ def figures(folder: Path, config: WebRLConfig, mix: Mix, warmup: int) -> dict[st
     before = steps[warmup - 1]["rollout/episodes_total"] if warmup else 0.0
     ended = counted[-1]["rollout/episodes_total"] - before
     members = [member for group in groups for member in group["members"]]
-    work = [member["ended_s"] - member["started_s"] for member in members]
-    mean_work_s = sum(work) / len(work)
+    mean_work_s = mean_work(groups, ended)
     slots = config.env.slots_per_worker
     rate = ended / seconds
 
@@ -126,6 +125,12 @@ def figures(folder: Path, config: WebRLConfig, mix: Mix, warmup: int) -> dict[st
         "load_average": round(os.getloadavg()[0], 1),
         "warmup_s_per_round": _warmup_s(groups, counted, slots) if config.is_synchronous else 0.0,
     }
+
+
+def mean_work(groups: Sequence[Any], num_episodes: float) -> float:
+    """Return the mean seconds of the last `num_episodes` recorded episodes: those that are counted."""
+    members = [member for group in groups for member in group["members"]][-int(num_episodes) :]
+    return sum(member["ended_s"] - member["started_s"] for member in members) / len(members)
 
 
 def _off_policyness(folder: Path) -> dict[str, int]:

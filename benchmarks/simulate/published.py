@@ -2,11 +2,13 @@
 
     python benchmarks/simulate/published.py --out benchmarks/baselines/published.json
 
-Fitted: 11 minutes a step at 48 servers + 16 ranks, by one factor on latencies, three times: on all of
-them, on the servers' alone, on the pages' alone. Assumed: 5.1 steps of a success, 12.5 of a failure,
+Fitted: 11 minutes a step at 48 servers + 16 ranks, by one factor on latencies, four times: on all of
+them, on the servers' alone, on the pages' alone, and on the servers' when each works at a fixed rate
+however many requests it has (the last of `FITS`). Assumed: 5.1 steps of a success, 12.5 of a failure,
 at most 30; 3,100 episodes an hour, that is 568 a step of which 128 are trained on, which sets how
-alike siblings end; a training row's cost from operations (see `TrainerModel`). Predicted: generating
-one batch and training on it at 24 + 40, the synchronous system on the same 64 GPUs, staleness.
+alike siblings end; a training row's cost from operations (see `TrainerModel`). Predicted: the first
+step's rollout at 24 + 40 and 40 + 24, by a policy of the published success before training; training
+at 40 ranks, the synchronous system on the same 64 GPUs, staleness.
 """
 
 import argparse
@@ -15,10 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from webrl.config import load_config
+from webrl.config import WebRLConfig, load_config
 from webrl.simulate import (
     Assumptions,
     ModeFigures,
+    SimulationModel,
     fit,
     resolve_assumptions,
     simulate_asynchronous,
@@ -34,29 +37,34 @@ KEPT = 128 / EPISODES_A_STEP
 GROUP = 8
 PAGES = ["episode.step_s", "episode.reset_s"]
 SERVERS = ["server.token_s"]
-SPLIT = (
-    "allocation_mode=sglang[rollout]:d24+fsdp[actor]:d40",
-    "cluster.n_inference_servers=24",
-    "rollout.consumer_batch_size=120",
-)
-FITS = {"all latencies": [*PAGES, *SERVERS], "servers alone": SERVERS, "pages alone": PAGES}
+FITS = {
+    "all latencies": ([*PAGES, *SERVERS], []),
+    "servers alone": (SERVERS, []),
+    "pages alone": (PAGES, []),
+    "servers alone, each of a fixed rate": (
+        SERVERS,
+        ["server.crowding=1", "server.is_sticky=false"],
+    ),
+}
+"""What the factor scales, and what is set before."""
+FIRST_SUCCESS = 0.262
+"""Published success of the policy before training: the first step is its."""
 ROUNDS = (128, EPISODES_A_STEP, 1280)
 """Episodes of one synchronous round: the batch, as many as an asynchronous step runs, all slots."""
 BATCH, SPLIT_BATCH = 128, 120
-"""40 ranks do not divide 128 episodes: that split runs 120, and its times are scaled."""
+"""Neither 40 nor 24 ranks divide 128 episodes: these splits run 120, and their times are scaled."""
 
 
-def alike(assumptions: Assumptions) -> Assumptions:
-    """Return assumptions whose siblings end so alike that 128 of 568 episodes carry a gradient."""
+def alike(model: SimulationModel) -> SimulationModel:
+    """Return a model whose siblings end so alike that 128 of 568 episodes carry a gradient."""
     low, high = 0.001, 10.0
     for _ in range(40):
         middle = (low * high) ** 0.5
-        if equal_endings(assumptions.model.episode.success_share, middle) > 1.0 - KEPT:
+        if equal_endings(model.episode.success_share, middle) > 1.0 - KEPT:
             low = middle
         else:
             high = middle
-    key = f"episode.success_concentration={low:.3g}"
-    return replace(assumptions, model=with_settings(assumptions.model, [key]))
+    return with_settings(model, [f"episode.success_concentration={low:.3g}"])
 
 
 def equal_endings(share: float, weight: float) -> float:
@@ -72,8 +80,7 @@ def predict(assumptions: Assumptions, num_steps: int) -> dict[str, Any]:
     """Return the predictions of one fitted model."""
     config = load_config("webgym_48_16", [f"total_steps={num_steps}"]).config
     own = simulate_asynchronous(config, assumptions.model).figures()
-    split = load_config("webgym_48_16", [f"total_steps={num_steps}", *SPLIT]).config
-    other = simulate_asynchronous(split, assumptions.model).figures()
+    other = simulate_asynchronous(split(24, num_steps), assumptions.model).figures()
     ratios: dict[str, float] = {}
     for num_episodes in ROUNDS:
         model = with_settings(
@@ -87,8 +94,40 @@ def predict(assumptions: Assumptions, num_steps: int) -> dict[str, Any]:
         "token_s": assumptions.model.server.token_s,
         "own": short(own),
         "split_24_40": short(other, BATCH / SPLIT_BATCH),
+        "first_rollout_min": {
+            f"{servers}_{64 - servers}": [
+                first_rollout_min(model, servers) for model in first_models(assumptions.model)
+            ]
+            for servers in (24, 40)
+        },
         "asynchronous_over_synchronous_by_round": ratios,
     }
+
+
+def split(num_servers: int, num_steps: int) -> WebRLConfig:
+    """Return the configuration of another split of the 64 GPUs."""
+    settings = [
+        f"total_steps={num_steps}",
+        f"allocation_mode=sglang[rollout]:d{num_servers}+fsdp[actor]:d{64 - num_servers}",
+        f"cluster.n_inference_servers={num_servers}",
+        f"rollout.consumer_batch_size={SPLIT_BATCH}",
+    ]
+    return load_config("webgym_48_16", settings).config
+
+
+def first_models(model: SimulationModel) -> tuple[SimulationModel, SimulationModel]:
+    """Return the policy before training twice: how many of its groups carry a gradient is not published.
+
+    First with the share of later steps, then with siblings that end as alike as later.
+    """
+    first = with_settings(model, [f"episode.success_share={FIRST_SUCCESS}"])
+    return alike(first), first
+
+
+def first_rollout_min(model: SimulationModel, num_servers: int) -> float:
+    """Return the minutes until the first batch is there, from a start with nothing running."""
+    first = simulate_asynchronous(split(num_servers, 1), model).steps[0]
+    return (first.collected_s - first.started_s) / 60.0 * BATCH / SPLIT_BATCH
 
 
 def short(figures: ModeFigures, scale: float = 1.0) -> dict[str, Any]:
@@ -114,15 +153,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     config = load_config("webgym_48_16", [f"total_steps={arguments.steps}"]).config
-    start = alike(resolve_assumptions(config, [], None))
+    start = resolve_assumptions(config, [], None)
+    start = replace(start, model=alike(start.model))
     results: dict[str, Any] = {
         "concentration": start.model.episode.success_concentration,
         "steps": arguments.steps,
         "fits": {},
     }
-    for name, keys in FITS.items():
+    for name, (keys, settings) in FITS.items():
+        chosen = replace(start, model=with_settings(start.model, settings))
         fitted, factor = fit(
-            config, start, keys=keys, target=STEP_S, figure=lambda figures: figures.step_s
+            config, chosen, keys=keys, target=STEP_S, figure=lambda figures: figures.step_s
         )
         results["fits"][name] = {"factor": factor, **predict(fitted, arguments.steps)}
         print(name, json.dumps(results["fits"][name], indent=1), flush=True)

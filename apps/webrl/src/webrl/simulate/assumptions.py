@@ -112,5 +112,10 @@ def described(model: SimulationModel) -> Iterator[tuple[str, str, str]]:
         docs = field_docs(type(part))
         for field in dataclasses.fields(part):
             value = getattr(part, field.name)
-            text = "unset" if value is None else f"{value:.6g}"
-            yield f"{PREFIX}{section.name}.{field.name}", text, docs[field.name]
+            yield f"{PREFIX}{section.name}.{field.name}", _text(value), docs[field.name]
+
+
+def _text(value: float | bool | None) -> str:
+    if value is None:
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else f"{value:.6g}"

@@ -63,6 +63,11 @@ class SimulatedServer:
         """Requests that are being answered."""
         return len(self._running)
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that it has, those that wait included."""
+        return len(self._running) + len(self._waiting)
+
     def add(self, num_tokens: float, done: Callable[[], None]) -> None:
         """Answer a request.
 

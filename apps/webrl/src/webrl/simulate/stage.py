@@ -106,7 +106,9 @@ class Stage:
         self.line = EventLine()
         self.servers = [SimulatedServer(self.line, model.server) for _ in range(layout.num_servers)]
         self.plans = ModelPlans(model.episode, seed=config.seed) if plans is None else plans
-        self.workflow = SimulatedEpisodes(self.line, self.servers, self.plans)
+        self.workflow = SimulatedEpisodes(
+            self.line, self.servers, self.plans, is_sticky=model.server.is_sticky
+        )
         self.stream = EndlessGroups(config.gconfig.n_samples)
         self.filter = GroupFilter(self.stream)
         self.retry = RetryPolicy(

@@ -44,15 +44,23 @@ class SimulatedEpisodes:
     """Runs planned episodes on simulated servers; the workflow of executors and pools."""
 
     def __init__(
-        self, line: EventLine, servers: Sequence[SimulatedServer], plans: PlanSource
+        self,
+        line: EventLine,
+        servers: Sequence[SimulatedServer],
+        plans: PlanSource,
+        *,
+        is_sticky: bool = True,
     ) -> None:
         """Bind to what the episodes use.
 
         Args:
             line: The events of the simulation.
-            servers: Siblings of a group share one, by the rule of the real router.
+            servers: Where requests are answered.
             plans: What each episode does.
+            is_sticky: Whether siblings of a group share one, by the rule of the real router; or
+                each request goes to the one with the fewest.
         """
+        self._is_sticky = is_sticky
         self._line = line
         self._servers = servers
         self._plans = plans
@@ -63,13 +71,10 @@ class SimulatedEpisodes:
         """Run one episode."""
         context.enter("episode")
         loop = asyncio.get_running_loop()
-        index = zlib.crc32(request.group_id.encode()) % len(self._servers)
-        run = _Run(
-            self._line,
-            self._servers[index],
-            self._plans.plan(request),
-            loop.create_future(),
-        )
+        servers = self._servers
+        if self._is_sticky:
+            servers = [servers[zlib.crc32(request.group_id.encode()) % len(servers)]]
+        run = _Run(self._line, servers, self._plans.plan(request), loop.create_future())
         now_s = loop.time()
         self._line.at(now_s + run.plan.reset_s, run.ask)
         self._line.arm(now_s)
@@ -83,35 +88,41 @@ class SimulatedEpisodes:
             payload=run.plan,
             reward=float(run.plan.is_success),
             oldest_version=run.oldest_version,
-            newest_version=run.server.version,
+            newest_version=run.newest_version,
         )
 
 
 class _Run:
     """Where one episode stands."""
 
-    __slots__ = ("_index", "_line", "end", "oldest_version", "plan", "server")
+    __slots__ = ("_index", "_line", "_servers", "end", "oldest_version", "plan")
 
     def __init__(
         self,
         line: EventLine,
-        server: SimulatedServer,
+        servers: Sequence[SimulatedServer],
         plan: EpisodePlan,
         end: asyncio.Future[None],
     ) -> None:
         self._line = line
         self._index = 0
-        self.server = server
+        self._servers = servers
         self.plan = plan
         self.end = end
         self.oldest_version = -1
 
+    @property
+    def newest_version(self) -> int:
+        """The version that the servers hold: all of them the same."""
+        return self._servers[0].version
+
     def ask(self) -> None:
         """Send the request of the next step, unless the episode was cancelled."""
         if self._index == 0:
-            self.oldest_version = self.server.version
+            self.oldest_version = self.newest_version
         if not self.end.done():
-            self.server.add(self.plan.tokens[self._index], self._answered)
+            server = min(self._servers, key=lambda server: server.num_requests)
+            server.add(self.plan.tokens[self._index], self._answered)
 
     def _answered(self) -> None:
         at_s = self._line.now_s + self.plan.step_s[self._index]
