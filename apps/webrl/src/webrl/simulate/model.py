@@ -83,8 +83,8 @@ class ServerModel:
     max_running: int = 48
     """Requests that run at once; the configuration's unless set here."""
     is_sticky: bool = True
-    """Siblings of a group stay on one server, as `webrl` routes them; otherwise every request goes
-    to the server that has the fewest."""
+    """An episode stays on one server, as `webrl` routes it; otherwise every request goes to the
+    server that has the fewest."""
 
     def __post_init__(self) -> None:
         """Check the ranges.

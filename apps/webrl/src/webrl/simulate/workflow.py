@@ -57,8 +57,8 @@ class SimulatedEpisodes:
             line: The events of the simulation.
             servers: Where requests are answered.
             plans: What each episode does.
-            is_sticky: Whether siblings of a group share one, by the rule of the real router; or
-                each request goes to the one with the fewest.
+            is_sticky: Whether an episode stays on one, as the real router has it; or each request
+                goes to the one with the fewest.
         """
         self._is_sticky = is_sticky
         self._line = line
@@ -73,7 +73,7 @@ class SimulatedEpisodes:
         loop = asyncio.get_running_loop()
         servers = self._servers
         if self._is_sticky:
-            servers = [servers[zlib.crc32(request.group_id.encode()) % len(servers)]]
+            servers = [servers[zlib.crc32(request.episode_id.encode()) % len(servers)]]
         run = _Run(self._line, servers, self._plans.plan(request), loop.create_future())
         now_s = loop.time()
         self._line.at(now_s + run.plan.reset_s, run.ask)

@@ -1,8 +1,9 @@
 """One generation front over several inference servers.
 
 Invariants:
-    * siblings of a group go to one server, so that they share its prefix cache;
-    * a server that gives no answer rests, and its groups go to another one meanwhile;
+    * an episode goes to one server, so that its prefix cache serves every turn; siblings do not: a
+      group on one server leaves others without work, since groups are few beside many servers;
+    * a server that gives no answer rests, and its episodes go to another one meanwhile;
     * after ``set_servers`` no further attempt goes to a server that is not in the list.
 """
 
@@ -27,7 +28,7 @@ MAX_FAILURES = 8
 
 
 class ServerRouter:
-    """A ``GenerateClient`` that picks a server for each request by its group."""
+    """A ``GenerateClient`` that picks a server for each request by its episode."""
 
     def __init__(
         self, urls: Sequence[str], *, initial_version: int = 0, reach: Reach = LOCAL
@@ -42,7 +43,7 @@ class ServerRouter:
         self._reach = reach
         self._config = SGLangClientConfig(initial_version=initial_version)
         self._clients: dict[str, SGLangClient] = {}
-        self._router = StickyRouter({}, key=_group_of)
+        self._router = StickyRouter({})
         self.set_servers(urls)
 
     def set_servers(self, urls: Sequence[str]) -> None:
@@ -53,7 +54,7 @@ class ServerRouter:
         self._router.set_clients({url: self._clients[url] for url in urls})
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Return one attempt of the server that the request's group belongs to.
+        """Return one attempt of the server that the request's episode belongs to.
 
         Raises:
             ServerUnavailableError: No server is known, or it gave no answer.
@@ -66,10 +67,6 @@ class ServerRouter:
         for client in self._clients.values():
             await client.aclose()
         self._clients.clear()
-
-
-def _group_of(request: GenerateRequest) -> str:
-    return request.episode_id.partition("/")[0]
 
 
 def make_generator(router: ServerRouter, *, deadline_s: float) -> InterruptibleGenerator:
