@@ -77,7 +77,7 @@ class Worker:
     """A rollout worker that remembers what it was told."""
 
     def __init__(self, calls: list[str]) -> None:
-        for name in ("pause", "drained", "resume"):
+        for name in ("pause", "drained", "set_servers", "resume"):
             setattr(self, name, Told(calls, name))
 
 
@@ -179,6 +179,25 @@ def test_restarts_have_a_limit() -> None:
         RunFailedError, match=r"recover.max_restarts = 1 restarts are used up: ended"
     ):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", ["sglang", "embedded"])
+def test_workers_know_the_new_addresses_before_they_ask_again(backend: str) -> None:
+    async def main() -> list[str]:
+        calls: list[str] = []
+        supervisor, weights = Supervisor(), WindowPublisher(calls)
+        weights.may_rejoin.set()
+        recovery = recovery_of(supervisor, weights, backend=backend)
+        recovery.workers = [WorkerHandle(role="rollout-worker", rank=0, actor=Worker(calls))]
+        supervisor.death = "ended with code -9"
+        weights.quarantined["rollout/0"] = "broadcast: no answer"
+        await recovery.restore()
+        return calls
+
+    calls = asyncio.run(main())
+    assert calls[0] == "pause"
+    assert calls[-3:] == ["publish", "set_servers", "resume"]
+    assert calls.count("resume") == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -76,7 +76,7 @@ def check_feasible(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) ->
     for kind, needed, available in (
         (
             "GPUs",
-            sum(role.num_workers * _bundle_gpus(role, roles) for role in own),
+            sum(role.num_workers * _bundle(role, roles).get("GPU", 0.0) for role in own),
             sum(node.num_gpus for node in nodes),
         ),
         (
@@ -138,11 +138,6 @@ def _bundle(role: RoleSpec, roles: Sequence[RoleSpec]) -> dict[str, float]:
 
 def _text(bundle: Mapping[str, float]) -> str:
     return " + ".join(f"{amount:g} {kind}" for kind, amount in bundle.items())
-
-
-def _bundle_gpus(role: RoleSpec, roles: Sequence[RoleSpec]) -> float:
-    sharers = [other for other in roles if other.colocate_with == role.name]
-    return sum(member.gpus_per_worker for member in (role, *sharers))
 
 
 def setup_mixed_layout(roles: Sequence[RoleSpec]) -> dict[str, RolePlacement]:

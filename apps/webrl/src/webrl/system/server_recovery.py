@@ -92,26 +92,28 @@ class ServerRecovery:
         """
         has_joined = await self._join()
         try:
-            report = await self._publish(version)
+            report = await self._publish(version, has_joined=has_joined)
         except PublishError as error:
             self._view.note(f"publishing version {version} reached no server; starting them again")
             logger.warning("publish of version %d: %s", version, error)
             await self._restart_lost()
             has_joined |= await self._join()
-            report = await self._publish(version)
+            report = await self._publish(version, has_joined=has_joined)
         self._version = version
-        if has_joined:
-            await self._route()
         return report
 
-    async def _publish(self, version: int) -> PublishReport:
-        """Publish while nothing is in flight at a server that would take long to pause otherwise.
+    async def _publish(self, version: int, *, has_joined: bool) -> PublishReport:
+        """Publish with nothing in flight, then let workers ask again, at joined servers too.
 
         SGLang's pause sleeps a second whenever it finds a request in flight. So the workers hold theirs
         back, those in flight are cut, and the pause finds none; the report's window holds all of it.
         """
         if self._system.server_spec.backend != "sglang":
-            return await self._weights.publish(version)
+            report = await self._weights.publish(version)
+            if has_joined:
+                await self._route()
+                await self._tell_workers("resume")
+            return report
         started = time.perf_counter()
         await self._tell_workers("pause")
         try:
@@ -121,6 +123,8 @@ class ServerRecovery:
             await self._tell_workers("drained", DRAIN_S)
             held_s = time.perf_counter() - started
             report = await self._weights.publish(version)
+            if has_joined:
+                await self._route()
         finally:
             resuming = time.perf_counter()
             await self._tell_workers("resume")
@@ -207,7 +211,6 @@ class ServerRecovery:
             if server.name not in away
         ]
         await self._tell_workers("set_servers", urls)
-        await self._tell_workers("resume")
 
     async def _tell_workers(self, method: str, *args: object) -> None:
         async with task_scope() as group:
