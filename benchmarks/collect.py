@@ -3,7 +3,7 @@
     python benchmarks/collect.py OUT/grid.tar.gz
     python -m pytest benchmarks/staleness --benchmark-json=staleness.json
     python benchmarks/collect.py staleness.json     # of pytest-benchmark: without the timings of its rounds
-    python benchmarks/results.py && python benchmarks/learning/curve.py --baseline
+    python benchmarks/results.py && python benchmarks/pools/picture.py && python benchmarks/learning/curve.py --baseline
 
 Writes `baselines/pools-*.json` (one file for each number of slots, one for equal lengths, one for what
 was taken away), `baselines/learning.json`, and `baselines/simulate-pools-*.json`: each pool beside its
