@@ -12,6 +12,7 @@ from transformers import (
     AutoTokenizer,
     Qwen3VLForConditionalGeneration,
 )
+from transformers.utils import logging as transformers_logging
 from webrl.policy import (
     CheckpointError,
     InitPolicyConfig,
@@ -80,6 +81,15 @@ def test_init_policy_leaves_the_global_random_state_alone(tmp_path: Path) -> Non
     torch.manual_seed(11)
     init_policy(tmp_path, InitPolicyConfig(warmup=WarmupConfig(num_updates=0)))
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_init_policy_draws_no_progress_bar(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    init_policy(tmp_path, InitPolicyConfig(warmup=WarmupConfig(num_updates=0)))
+    out, err = capfd.readouterr()
+    assert "shards" not in out + err
+    assert transformers_logging.is_progress_bar_enabled()
 
 
 def test_a_directory_without_a_policy_is_refused_by_name(tmp_path: Path) -> None:

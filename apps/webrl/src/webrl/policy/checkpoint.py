@@ -24,6 +24,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.utils import logging as transformers_logging
 
 from webrl.policy import tokenizer as vocabulary
 from webrl.policy.config import InitPolicyConfig
@@ -96,11 +97,22 @@ def init_policy(
         # The model's own `to` is untyped.
         torch.nn.Module.to(model, device)
         report = warm_up(model, PolicyProcessor.from_pretrained(out), config)
-    model.save_pretrained(out)
+    _save_weights(model, out)
     (out / "warmup.json").write_text(
         json.dumps({"config": asdict(config), "report": asdict(report)}, indent=2) + "\n"
     )
     return report
+
+
+def _save_weights(model: Qwen3VLForConditionalGeneration, out: Path) -> None:
+    """Save without a progress bar: a bar for one small file would run through a terminal view."""
+    has_bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model.save_pretrained(out)
+    finally:
+        if has_bar:
+            transformers_logging.enable_progress_bar()
 
 
 def _vision_config(config: InitPolicyConfig) -> dict[str, object]:
