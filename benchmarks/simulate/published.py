@@ -149,7 +149,7 @@ def short(figures: ModeFigures, scale: float = 1.0) -> dict[str, Any]:
 def main() -> None:
     """Fit, predict and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     config = load_config("webgym_48_16", [f"total_steps={arguments.steps}"]).config
