@@ -88,11 +88,9 @@ class Grid:
             while waiting or self.running:
                 for one in list(self.running):
                     self._look(one)
-                fits = (c for c in waiting if c.weight * self.cores_per_run <= len(self.free))
-                cell = next(fits, None)
-                if cell is not None:
-                    waiting.remove(cell)
-                    self._start(cell)
+                # In order: a cell of more cores would wait for ever while smaller ones take each that frees.
+                if waiting and waiting[0].weight * self.cores_per_run <= len(self.free):
+                    self._start(waiting.pop(0))
                 time.sleep(START_GAP_S)
         finally:
             for one in self.running:
@@ -249,6 +247,12 @@ def main() -> None:
         for cell in chosen.values():
             print(f"{cell.name:<34}{cell.limit_s:>6.0f} s  weight {cell.weight}")
         return
+    needed = max((cell.weight for cell in chosen.values()), default=1) * arguments.cores_per_run
+    if needed > arguments.cores:
+        parser.error(
+            f"--cores must be at least {needed}, for the largest of these cells, got {arguments.cores}. "
+            "Give more, fewer --cores-per-run, or other cells by --only."
+        )
     work = arguments.out / "cells"
     work.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _leave)
