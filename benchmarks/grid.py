@@ -243,6 +243,8 @@ def main() -> None:
     arguments = parser.parse_args()
     known = {cell.name: cell for cell in cells(arguments.scale)}
     chosen = {n: c for p in arguments.only for n, c in known.items() if fnmatch.fnmatch(n, p)}
+    if not chosen:
+        parser.error(f"--only must match a cell, got {arguments.only}. --list shows their names.")
     if arguments.list:
         for cell in chosen.values():
             print(f"{cell.name:<34}{cell.limit_s:>6.0f} s  weight {cell.weight}")
