@@ -10,7 +10,7 @@ from webrl.simulate.figures import Gauge, Recording
 
 __all__ = ["timeline", "write_timeline"]
 
-_WIDTH, _LEFT, _ROW, _GAP = 960.0, 150.0, 46.0, 14.0
+_WIDTH, _LEFT, _ROW, _GAP = 960.0, 190.0, 46.0, 14.0
 _NUM_STEPS = 8
 """Steps of the first mode that are shown, the last ones of the run."""
 _COLOURS = {"train": "#3b6fb6", "window": "#d1495b", "area": "#6aa56a", "queue": "#c79a3a"}
@@ -35,7 +35,7 @@ def timeline(recordings: Sequence[Recording]) -> str:
     for recording in recordings:
         parts += _mode(recording, span_s, top)
         top += 4 * _ROW + 5 * _GAP + 16.0
-    parts += [_label(_LEFT, top - 8.0, f"span of {span_s:,.0f} s; ", weight="normal")]
+    parts += [_label(_LEFT, top - 8.0, f"{span_s:,.0f} s shown", weight="normal")]
     for index, (name, colour) in enumerate(
         [("update", "train"), ("servers held", "window"), ("work", "area"), ("queue", "queue")]
     ):
@@ -78,7 +78,7 @@ def _mode(recording: Recording, span_s: float, top: float) -> list[str]:
     for index, (name, value, colour) in enumerate(rows, 1):
         y = top + index * (_ROW + _GAP)
         most = max([value(gauge) for gauge in gauges], default=0)
-        parts += _row_frame(f"{name} (<= {most})", y)
+        parts += _row_frame(f"{name}, up to {most}" if most else f"{name}: none", y)
         if most:
             points = [(x(g.at_s), y + _ROW * (1.0 - value(g) / most)) for g in gauges]
             parts.append(_area(points, y + _ROW, _COLOURS[colour]))
