@@ -270,6 +270,7 @@ def test_an_error_inside_leaves_as_it_is() -> None:
 
 _WORKER = """
 import asyncio
+import signal
 from webrl.browser import BrowserConfig, BrowserPool
 from webrl.tasks import load_task
 
@@ -282,6 +283,8 @@ async def main():
         asyncio.get_running_loop().add_reader(0, ended.set)  # a dead test must not leave a worker
         await ended.wait()
 
+# Tests that run as a shell's background job inherit an ignored SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 asyncio.run(main())
 """
 
