@@ -148,6 +148,13 @@ def test_a_wrong_setting_is_refused_by_name(setting: str) -> None:
         with_settings(SimulationModel(), [setting])
 
 
+def test_a_mistyped_setting_is_answered_with_the_right_one_or_with_all() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean 'model.server.is_sticky'\?"):
+        with_settings(SimulationModel(), ["server.is_stick=true"])
+    with pytest.raises(ConfigError, match="Its section has window_s, outside_s"):
+        with_settings(SimulationModel(), ["publish.bandwidth=3"])
+
+
 def test_every_assumption_is_listed_with_its_meaning() -> None:
     listed = list(described(SimulationModel()))
     assert len(listed) > 20

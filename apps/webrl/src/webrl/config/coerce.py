@@ -49,7 +49,7 @@ def build_section(
     for name, value in raw.items():
         full = _join(key, name)
         if name not in fields:
-            problems.append(unknown_key(full))
+            problems.append(unknown_key(full, [_join(key, known) for known in fields]))
             continue
         converted = _convert(hints[name], value, full, problems)
         values[name] = converted

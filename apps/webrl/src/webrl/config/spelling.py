@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import re
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 from webrl.config.run import WebRLConfig
@@ -36,10 +37,19 @@ def all_keys(section: type[Any] = WebRLConfig, prefix: str = "") -> list[str]:
     return keys
 
 
-def unknown_key(key: str) -> Problem:
-    """Return the problem of an unknown key, with the nearest right spelling."""
-    listed = re.sub(r"\[\d+\]", "[]", key)
+def unknown_key(key: str, siblings: Sequence[str] = ()) -> Problem:
+    """Return the problem of an unknown key, with the nearest right spelling.
+
+    Args:
+        key: The key.
+        siblings: Keys of its section; needed where that is no section of a configuration.
+    """
     keys = all_keys()
+    listed, *near = (re.sub(r"\[\d+\]", "[]", name) for name in (key, *siblings))
+    if near and not any(name in keys for name in near):
+        close = _nearest_leaf(_leaf(listed), near)
+        text = _did_you_mean(close) or f"Its section has {', '.join(map(_leaf, near))}."
+        return Problem(key=key, message=f"is not a key. {text}")
     tables = sorted({name.split(".")[0].removesuffix("[]") for name in keys if "." in name})
     return Problem(key=key, message=f"is not a key. {suggestion(listed, keys + tables)}")
 
@@ -60,9 +70,11 @@ def suggestion(key: str, known: list[str]) -> str:
         or _nearest_leaf(leaf, known)
         or difflib.get_close_matches(key, known, n=1, cutoff=_CLOSE)
     )
-    if close:
-        return f"Did you mean {' or '.join(repr(name) for name in close)}?"
-    return "All keys are listed in docs/configuration.md."
+    return _did_you_mean(close) or "All keys are listed in docs/configuration.md."
+
+
+def _did_you_mean(close: list[str]) -> str:
+    return f"Did you mean {' or '.join(repr(name) for name in close)}?" if close else ""
 
 
 def _leaf(key: str) -> str:
