@@ -38,6 +38,7 @@ UNSTEADY: frozenset[str] = frozenset(
         "click-dialog",
         "click-dialog-2",
         "click-pie",
+        "drag-cube",
         "email-inbox",
         "email-inbox-delete",
         "email-inbox-forward",
