@@ -87,9 +87,8 @@ def with_recorded(name: str, points: list[dict[str, Any]]) -> list[dict[str, Any
 
     path = BASELINES / f"{name}.json"
     recorded = json.loads(path.read_text())["points"] if path.exists() else []
-    return [
-        point for _, point in sorted({which(point): point for point in recorded + points}.items())
-    ]
+    known = {which(point): point for point in recorded + points}
+    return [known[key] for key in sorted(known)]
 
 
 def learning(root: Path, cells: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -249,7 +249,7 @@ def main() -> None:
         for cell in chosen.values():
             print(f"{cell.name:<34}{cell.limit_s:>6.0f} s  weight {cell.weight}")
         return
-    needed = max((cell.weight for cell in chosen.values()), default=1) * arguments.cores_per_run
+    needed = max(cell.weight for cell in chosen.values()) * arguments.cores_per_run
     if needed > arguments.cores:
         parser.error(
             f"--cores must be at least {needed}, for the largest of these cells, got {arguments.cores}. "

@@ -92,7 +92,7 @@ def figures(folder: Path, config: WebRLConfig, mix: Mix, warmup: int) -> dict[st
     before = steps[warmup - 1]["rollout/episodes_total"] if warmup else 0.0
     ended = counted[-1]["rollout/episodes_total"] - before
     members = [member for group in groups for member in group["members"]]
-    mean_work_s = mean_work(groups, ended)
+    mean_work_s = mean_work(members, ended)
     slots = config.env.slots_per_worker
     rate = ended / seconds
 
@@ -127,10 +127,10 @@ def figures(folder: Path, config: WebRLConfig, mix: Mix, warmup: int) -> dict[st
     }
 
 
-def mean_work(groups: Sequence[Any], num_episodes: float) -> float:
+def mean_work(members: Sequence[Any], num_episodes: float) -> float:
     """Return the mean seconds of the last `num_episodes` recorded episodes: those that are counted."""
-    members = [member for group in groups for member in group["members"]][-int(num_episodes) :]
-    return sum(member["ended_s"] - member["started_s"] for member in members) / len(members)
+    counted = members[-int(num_episodes) :]
+    return sum(member["ended_s"] - member["started_s"] for member in counted) / len(counted)
 
 
 def _off_policyness(folder: Path) -> dict[str, int]:

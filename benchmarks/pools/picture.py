@@ -1,6 +1,8 @@
 """What the staleness bound buys, from the recorded pools: `docs/pools.png`.
 
-python benchmarks/pools/picture.py
+    python benchmarks/pools/picture.py
+
+Reads `baselines/pools-*.json`, as `results.py` does.
 """
 
 from __future__ import annotations

@@ -131,9 +131,8 @@ def _in_order(roles: Sequence[RoleSpec]) -> list[RoleSpec]:
 def _bundle(role: RoleSpec, roles: Sequence[RoleSpec]) -> dict[str, float]:
     members = [role, *(other for other in roles if other.colocate_with == role.name)]
     bundle = {"CPU": sum(member.cpus_per_worker for member in members)}
-    if role.gpus_per_worker:
-        bundle["GPU"] = sum(member.gpus_per_worker for member in members)
-    return bundle
+    gpus = sum(member.gpus_per_worker for member in members)
+    return bundle | {"GPU": gpus} if gpus else bundle
 
 
 def _text(bundle: Mapping[str, float]) -> str:

@@ -123,12 +123,12 @@ class ServerRecovery:
             await self._tell_workers("drained", DRAIN_S)
             held_s = time.perf_counter() - started
             report = await self._weights.publish(version)
+            published = time.perf_counter()
             if has_joined:
                 await self._route()
         finally:
-            resuming = time.perf_counter()
             await self._tell_workers("resume")
-            resumed_s = time.perf_counter() - resuming
+        resumed_s = time.perf_counter() - published
         return replace(
             report,
             pause_s=report.pause_s + held_s,
