@@ -15,7 +15,7 @@ import sys
 
 from awrl_rollout import RolloutBatch
 from webrl.cli.main import main
-from webrl.system.rollouts import EverlastingRollouts
+from webrl.rollout.batch_source import EverlastingRollouts
 
 LOOK_S = 0.02
 """Between two looks at the pool."""

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from webrl.cli import main as webrl
-from webrl.system.inference import InferenceServer, ServerSpec
+from webrl.servers.server_actor import InferenceServer, ServerSpec
 
 
 def main() -> int:

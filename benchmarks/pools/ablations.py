@@ -21,9 +21,10 @@ import ray
 from awrl_pixelstore import Image, PixelStoreClient, Pressure, get_or_create_pixel_store
 from awrl_rollout import EpisodeContext, EpisodeRequest, EpisodeResult
 from webrl.config import WebRLConfig
-from webrl.system import launch, rollout_worker
-from webrl.system.rollout_worker import RolloutWorker
-from webrl.system.workflow import WebTaskWorkflow
+from webrl.launch import launch
+from webrl.rollout import worker
+from webrl.rollout.worker import RolloutWorker
+from webrl.rollout.workflow import WebTaskWorkflow
 
 NAMES = ("respawn", "by_value", "coupled")
 
@@ -47,7 +48,7 @@ class RespawningWorker(RolloutWorker):
 
     async def start(self, server_urls: Sequence[str]) -> int:
         """Start with the other workflow."""
-        rollout_worker.WebTaskWorkflow = RespawningWorkflow
+        worker.WebTaskWorkflow = RespawningWorkflow
         return await super().start(server_urls)
 
 

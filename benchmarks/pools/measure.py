@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import ablations
-import webrl.system.run
+import webrl.run.run
 from mix import Mix, mix_tasks, published_mix, stream_of, uniform_mix
 from rich.console import Console
 from webrl.config import WebRLConfig, load_config, to_toml
-from webrl.system import mapping
-from webrl.system.compare import synchronous_twin
-from webrl.system.train import run_training
+from webrl.launch import component_configs
+from webrl.run.compare import synchronous_twin
+from webrl.run.train import run_training
 
 GROUP = 4
 """Episodes of a group; a batch is one episode a slot."""
@@ -160,8 +160,8 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     mix = uniform_mix(arguments.uniform) if arguments.uniform else published_mix()
     cv = 0.0 if arguments.uniform else 1.0
     tasks = mix_tasks(mix)
-    mapping.load_tasks = lambda names: tasks
-    webrl.system.run.TaskStream = stream_of(mix)
+    component_configs.load_tasks = lambda names: tasks
+    webrl.run.run.TaskStream = stream_of(mix)
     configs = [
         configuration(arguments.slots, eta, latency_s, cv, seconds) for eta in arguments.etas
     ]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import msgspec
 from awrl_rollout import EpisodeRequest
+from webrl.rollout.task_stream import HELD_OUT_SEEDS, TaskStream
+from webrl.rollout.trajectory import EpisodeTask
 from webrl.simulate import hazard_of_mean
-from webrl.system.task_stream import HELD_OUT_SEEDS, TaskStream
-from webrl.system.trajectory import EpisodeTask
 from webrl.tasks import Task, load_task
 
 NUM_LENGTHS = 1024

@@ -33,23 +33,23 @@ import torch
 from awrl_pixelstore import get_or_create_pixel_store
 from awrl_rollout import EpisodeRecord, EpisodeRequest, SGLangClient
 from awrl_trainer import ActorConfig, DiskPublisher, FSDPActor, TrainRow
+from webrl.cluster.ray_cluster import ray_cluster
 from webrl.config import WebRLConfig, load_config
+from webrl.launch import component_configs
+from webrl.launch.policy_source import ensure_policy
 from webrl.policy import PolicyProcessor, load_policy
-from webrl.system import mapping
-from webrl.system.batching import (
+from webrl.rollout.batch_source import GroupFilter
+from webrl.rollout.task_stream import TaskStream
+from webrl.rollout.trajectory import Trajectory
+from webrl.rollout.worker import RolloutWorker
+from webrl.servers.server_actor import InferenceServer
+from webrl.training.rows import (
     AdvantageConfig,
     Collator,
     GroupMember,
     build_rows,
     group_advantages,
 )
-from webrl.system.cluster import ray_cluster
-from webrl.system.inference import InferenceServer
-from webrl.system.policy_source import ensure_policy
-from webrl.system.rollout_worker import RolloutWorker
-from webrl.system.rollouts import GroupFilter
-from webrl.system.task_stream import TaskStream
-from webrl.system.trajectory import Trajectory
 
 LOSSES = {"decoupled": True, "coupled": False}
 """Name of an update, and its `use_decoupled_loss`."""
@@ -89,7 +89,7 @@ class Rollouts:
         self._worker = worker
         self._size = config.rollout.consumer_batch_size
         self._stream = TaskStream(
-            mapping.task_draw(config),
+            component_configs.task_draw(config),
             num_seeds=config.env.num_train_seeds,
             group_size=config.gconfig.n_samples,
             seed=config.seed,
@@ -138,8 +138,8 @@ class Probes:
         self._folder = job.folder / "state"
         self._publisher = DiskPublisher(job.folder / "snapshots", base=policy, keep=2)
         processor = PolicyProcessor.from_pretrained(policy)
-        spec = mapping.engine_spec(
-            job.config, mapping.server_spec(job.config, str(policy)), processor
+        spec = component_configs.engine_spec(
+            job.config, component_configs.server_spec(job.config, str(policy)), processor
         )
 
         def actor(config: ActorConfig) -> FSDPActor:
@@ -182,12 +182,12 @@ async def measure(job: Job) -> dict[str, object]:
     pixels = await asyncio.to_thread(get_or_create_pixel_store, "clip-fraction", num_shards=1)
     reader = copy.copy(pixels)  # a client serves one thread at a time
     probes = Probes(job, policy, Collator(processor, lambda keys: list(reader.get_many(keys))))
-    servers = mapping.server_spec(config, str(policy))
+    servers = component_configs.server_spec(config, str(policy))
     server = InferenceServer(servers, 0, "rollout-0", str(job.folder))
-    spec = mapping.worker_spec(
+    spec = component_configs.worker_spec(
         config,
         servers,
-        mapping.train_tasks(config),
+        component_configs.train_tasks(config),
         num_slots=config.env.slots_per_worker,
         temperature=config.gconfig.temperature,
         is_synchronous=False,

@@ -15,8 +15,8 @@ from awrl_rollout import GenerateRequest, RolloutError, SGLangClient
 from awrl_trainer import Bucket
 from shapes import SHAPES, config_of
 from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
-from webrl.system.inference import InferenceServer, ServerSpec
-from webrl.system.weights import SGLangReceiver
+from webrl.servers.server_actor import InferenceServer, ServerSpec
+from webrl.training.publishing import SGLangReceiver
 
 SERVER_ARGUMENTS = (
     "--attention-backend triton --sampling-backend pytorch --grammar-backend none "

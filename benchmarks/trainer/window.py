@@ -38,7 +38,7 @@ from publish import PARTS, build_actor, measure_bare
 from servers import NUM_CLIENTS, SERVER_ARGUMENTS, MortalReceiver, Servers, write_policy
 from shapes import SHAPES
 from torch.distributed.tensor import DTensor
-from webrl.system.launch import RANK_ENV
+from webrl.launch.launch import RANK_ENV
 
 
 def say(args: argparse.Namespace, **line: Any) -> None:

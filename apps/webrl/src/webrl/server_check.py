@@ -16,7 +16,7 @@ from awrl_rollout import RolloutError, SGLangClient
 from webrl.doctor import Check
 from webrl.embedded.config import TOKEN_VARIABLE
 from webrl.errors import WebRLError
-from webrl.system.server_process import find_free_port
+from webrl.servers.server_process import find_free_port
 
 if TYPE_CHECKING:
     import torch

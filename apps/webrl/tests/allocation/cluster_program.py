@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import ray
 from ray.cluster_utils import Cluster
+from webrl.cluster import placement
+from webrl.cluster.placement import RoleSpec, release_layout, setup_mixed_layout
 from webrl.errors import PlacementError
-from webrl.system import placement
-from webrl.system.placement import RoleSpec, release_layout, setup_mixed_layout
 
 NUM_NODES = 9
 GPUS_PER_NODE = 8

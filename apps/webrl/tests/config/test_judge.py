@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from webrl.config import config_warnings, load_config, to_toml
 from webrl.errors import ConfigError
-from webrl.system.mapping import judge_config
+from webrl.launch.component_configs import judge_config
 
 JUDGED = (
     "tasks=[{name='webgym:x.jsonl'}]",

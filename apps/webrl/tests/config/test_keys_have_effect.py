@@ -9,8 +9,20 @@ import webrl
 from webrl.config import all_keys, load_config
 
 SOURCES = Path(webrl.__file__).parent
-SYSTEM = ("system/*.py",)
-READERS = ("system/*.py", "cli/*.py", "config/run.py", "config/services.py", "config/published.py")
+SYSTEM = tuple(
+    f"{folder}/*.py"
+    for folder in (
+        "cluster",
+        "servers",
+        "rollout",
+        "training",
+        "evaluation",
+        "records",
+        "launch",
+        "run",
+    )
+)
+READERS = (*SYSTEM, "cli/*.py", "config/run.py", "config/services.py", "config/published.py")
 """Where keys turn into what a run does. Checks and reports of the configuration do not count."""
 
 

@@ -26,7 +26,7 @@ import torch
 from awrl_rollout import SGLangClient
 from webrl.embedded.testing import ServerUnderTest
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy, load_policy
-from webrl.system.inference import InferenceServer, ServerSpec
+from webrl.servers.server_actor import InferenceServer, ServerSpec
 
 NEEDS_SGLANG = pytest.mark.skipif(
     importlib.util.find_spec("sglang") is None and "WEBRL_CONTRACT_URL" not in os.environ,

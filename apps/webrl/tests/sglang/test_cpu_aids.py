@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from webrl.errors import ServerStartError
-from webrl.sglang_cpu import build_cpu_aids, has_gpu_driver
-from webrl.sglang_cpu.elf import shared_library, undefined_symbols
+from webrl.servers.sglang_cpu import build_cpu_aids, has_gpu_driver
+from webrl.servers.sglang_cpu.elf import shared_library, undefined_symbols
 
 KERNEL = """
 #include <stddef.h>

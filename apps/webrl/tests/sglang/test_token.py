@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from awrl_rollout import GenerateRequest, SGLangClient
+from webrl.cluster.network import Reach
 from webrl.hidden_text import HiddenText
 from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
-from webrl.system.inference import InferenceServer, ServerSpec
-from webrl.system.reach import Reach
+from webrl.servers.server_actor import InferenceServer, ServerSpec
 
 
 class OpenReach(Reach):
@@ -62,7 +62,7 @@ def test_a_real_server_asks_for_the_token_and_shows_it_nowhere(tmp_path: Path) -
         words = [
             word for child in psutil.Process().children(recursive=True) for word in child.cmdline()
         ]
-        assert "webrl.sglang_server" in words
+        assert "webrl.servers.sglang_main" in words
         assert not any(token in word for word in words)
     finally:
         server.stop()

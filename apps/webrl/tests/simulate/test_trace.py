@@ -12,10 +12,10 @@ from awrl_rollout import EpisodeRecord, EpisodeRequest, Outcome
 from webrl.cli import main
 from webrl.config import load_config
 from webrl.errors import ConfigError
+from webrl.records.episode_log import EpisodeLog
+from webrl.rollout.trajectory import Step, Trajectory
 from webrl.simulate import SimulationModel, read_trace, resolve_assumptions, with_settings
 from webrl.simulate.assumptions import described
-from webrl.system.episode_log import EpisodeLog
-from webrl.system.trajectory import Step, Trajectory
 
 STEP = Step(
     prompt_ids=[1],

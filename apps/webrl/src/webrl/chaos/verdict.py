@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from webrl.config import WebRLConfig, load_config
-from webrl.system import mapping
-from webrl.system.task_stream import TaskStream
-from webrl.system.trajectory import EpisodeTask
+from webrl.launch import component_configs
+from webrl.rollout.task_stream import TaskStream
+from webrl.rollout.trajectory import EpisodeTask
 
 __all__ = ["Verdict", "examine"]
 
@@ -106,7 +106,7 @@ def _broken_steps(metrics: list[dict[str, Any]], batches: list[dict[str, Any]]) 
 
 def _misplaced(config: WebRLConfig, groups: list[dict[str, Any]]) -> int:
     stream = TaskStream(
-        mapping.task_draw(config),
+        component_configs.task_draw(config),
         num_seeds=config.env.num_train_seeds,
         group_size=config.gconfig.n_samples,
         seed=config.seed,

@@ -11,7 +11,7 @@ __all__ = ["CONTROLLER", "KINDS", "find_victims", "is_agent"]
 CONTROLLER = "controller"
 """The process of `webrl train` itself; after its death the run has to be resumed."""
 
-_SERVERS = ("webrl.embedded", "webrl.sglang_server")
+_SERVERS = ("webrl.embedded", "webrl.servers.sglang_main")
 
 
 def _is_browser(process: psutil.Process) -> bool:

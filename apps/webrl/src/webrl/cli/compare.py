@@ -51,6 +51,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         )
     preflight(config, is_resumed=False)
     # Ray, torch and transformers take seconds to import: only a real run pays for them.
-    from webrl.system.compare import compare  # noqa: PLC0415
+    from webrl.run.compare import compare  # noqa: PLC0415
 
     return 0 if compare(config, console) is not None else _INTERRUPTED

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     # Ray, torch and transformers take seconds to import: only this command pays for them.
     import msgspec  # noqa: PLC0415
 
-    from webrl.system.evaluate import EvaluationJob, evaluate_checkpoint  # noqa: PLC0415
+    from webrl.evaluation.standalone import EvaluationJob, evaluate_checkpoint  # noqa: PLC0415
 
     job = EvaluationJob(
         policy_path=policy, version=version, num_seeds=arguments.seeds, log_dir=Path("runs/eval")

@@ -26,13 +26,13 @@ from awrl_staleness import StalenessManager
 
 from webrl.config import WebRLConfig
 from webrl.errors import RunFailedError
+from webrl.launch import component_configs
+from webrl.rollout.batch_source import EverlastingRollouts
 from webrl.simulate.figures import Gauge, Recording
 from webrl.simulate.model import SimulationModel
 from webrl.simulate.plans import PlanSource
 from webrl.simulate.stage import Layout, Stage
 from webrl.simulate.workflow import pause_s
-from webrl.system import mapping
-from webrl.system.rollouts import EverlastingRollouts
 
 __all__ = ["simulate_asynchronous", "simulate_synchronous"]
 
@@ -101,7 +101,7 @@ class _DistantWorker(LocalWorker):
 
 async def _asynchronous(stage: Stage, clock: VirtualClock) -> None:
     config, recording = stage.config, stage.recording
-    manager = StalenessManager(mapping.staleness_config(config))
+    manager = StalenessManager(component_configs.staleness_config(config))
     executors = [
         WorkflowExecutor(
             stage.workflow,
@@ -122,7 +122,7 @@ async def _asynchronous(stage: Stage, clock: VirtualClock) -> None:
                 manager,
                 source=stage.stream.next_group,
                 config=msgspec.structs.replace(
-                    mapping.controller_config(config),
+                    component_configs.controller_config(config),
                     poll_interval_s=_NEVER_S,
                     watchdog_interval_s=_NEVER_S,
                 ),

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from awrl_rollout import EpisodeRecord, EpisodeRequest, RetryPolicy
 
 from webrl.config import WebRLConfig
+from webrl.rollout.batch_source import GroupFilter
+from webrl.rollout.task_stream import TaskStream
+from webrl.rollout.worker import RETRY_DELAY_S
 from webrl.simulate.events import EventLine
 from webrl.simulate.figures import Recording, StepTimes
 from webrl.simulate.model import SimulationModel
 from webrl.simulate.plans import EpisodePlan, ModelPlans, PlanSource
 from webrl.simulate.server import SimulatedServer
 from webrl.simulate.workflow import SimulatedEpisodes, pause_s
-from webrl.system.rollout_worker import RETRY_DELAY_S
-from webrl.system.rollouts import GroupFilter
-from webrl.system.task_stream import TaskStream
 
 __all__ = ["Layout", "Stage", "mean_episode_s"]
 

@@ -30,7 +30,7 @@ from webrl.embedded.testing import (
 )
 from webrl.embedded.testing_weights import perturb
 from webrl.policy import PolicyProcessor
-from webrl.system.weights import SGLangReceiver
+from webrl.training.publishing import SGLangReceiver
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("first_weights_again")]
 

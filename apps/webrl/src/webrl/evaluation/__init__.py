@@ -1,0 +1,1 @@
+"""The test rollout beside a run, evaluation by itself, and the statistics of both."""

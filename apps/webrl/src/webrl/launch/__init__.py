@@ -1,0 +1,1 @@
+"""From configuration to running roles: component configurations, policy source, start and end."""

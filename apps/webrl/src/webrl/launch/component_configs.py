@@ -1,0 +1,299 @@
+"""From the run's configuration to what each component takes.
+
+Every component gets its own config; none of them sees the run's. Published keys are read here and
+nowhere deeper in the system.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+from awrl_pixelstore import DiskConfig, PixelStoreConfig
+from awrl_rollout import ControllerConfig, GroupPolicy
+from awrl_staleness import StalenessConfig
+from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig
+
+from webrl.browser import BrowserConfig, Deadlines
+from webrl.cluster.network import LOCAL, Reach
+from webrl.cluster.placement import RoleSpec
+from webrl.config import TaskEntry, WebRLConfig
+from webrl.judge import JudgeConfig
+from webrl.policy import PolicyProcessor
+from webrl.rollout.worker import WorkerSpec
+from webrl.rollout.workflow_config import WorkflowConfig
+from webrl.servers.server_actor import ServerSpec
+from webrl.tasks import Task, Viewport, load_tasks
+from webrl.training.actor_rank import EngineSpec
+
+ROLLOUT = "rollout"
+ACTOR = "actor"
+TEST_ROLLOUT = "test-rollout"
+WORKER = "rollout-worker"
+TEST_WORKER = "test-worker"
+
+MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg"}
+"""Media type of each screenshot format."""
+
+
+def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
+    """Return the roles with resources that fit a machine of ``num_cpus`` logical CPUs.
+
+    On a CPU allocation every process declares an equal share, so that all of them fit two cores;
+    on GPUs each server and rank has a device of its own, or an equal share of a joint one.
+    """
+    allocation = config.allocation
+    is_shared = allocation.shares_devices(ROLLOUT, ACTOR)
+    has_gpus = config.cluster.num_gpus > 0
+    num_test = config.num_test_servers
+    is_test_shared = num_test > 0 and config.test_rollout.n_gpus == 0
+    counts = {
+        ROLLOUT: allocation.role(ROLLOUT).dims.d,
+        ACTOR: allocation.role(ACTOR).dims.d,
+        TEST_ROLLOUT: num_test,
+        WORKER: config.env.num_workers,
+        TEST_WORKER: 1 if num_test else 0,
+    }
+    share = int(100 * min(1.0, num_cpus / sum(counts.values()))) / 100
+    gpus = 1.0 if has_gpus else 0.0
+    # Ray counts devices in units of 1/10000.
+    joint = int(10_000 * gpus / (1 + is_shared + is_test_shared)) / 10_000
+    gpus_of = {
+        ROLLOUT: joint,
+        ACTOR: joint if is_shared else gpus,
+        TEST_ROLLOUT: joint if is_test_shared else gpus,
+    }
+    sharers = {ACTOR: is_shared, TEST_ROLLOUT: is_test_shared}
+    return [
+        RoleSpec(
+            name=name,
+            num_workers=count,
+            cpus_per_worker=share,
+            gpus_per_worker=gpus_of.get(name, 0.0),
+            colocate_with=ROLLOUT if sharers.get(name) else None,
+        )
+        for name, count in counts.items()
+        if count
+    ]
+
+
+def staleness_config(config: WebRLConfig) -> StalenessConfig:
+    """Return the pacing bounds."""
+    return StalenessConfig(
+        max_concurrent=config.rollout.max_concurrent_rollouts,
+        consumer_batch_size=config.rollout.consumer_batch_size,
+        max_off_policyness=config.off_policyness_bound,
+    )
+
+
+def controller_config(config: WebRLConfig) -> ControllerConfig:
+    """Return the rollout controller's limits."""
+    return ControllerConfig(
+        on_overrun=config.rollout.on_overrun,
+        max_fault_share=config.rollout.max_fault_share,
+        episode_deadline_s=2.0 * config.env.episode_timeout_s * config.rollout.max_attempts,
+        group=GroupPolicy(max_refills=config.rollout.max_attempts, min_members=2),
+    )
+
+
+def train_tasks(config: WebRLConfig) -> tuple[Task, ...]:
+    """Return the tasks with the limits of training episodes."""
+    return tuple(
+        task
+        for entry in config.tasks
+        if entry.split != "test"
+        for task in _tasks(config, entry, entry.max_steps)
+    )
+
+
+def test_tasks(config: WebRLConfig) -> tuple[Task, ...]:
+    """Return the tasks with the limits of evaluation episodes."""
+    return tuple(
+        task
+        for entry in config.tasks
+        if entry.split != "train"
+        for task in _tasks(config, entry, entry.test_max_steps or entry.max_steps, is_test=True)
+    )
+
+
+def _tasks(
+    config: WebRLConfig, entry: TaskEntry, max_steps: int | None, *, is_test: bool = False
+) -> list[Task]:
+    changes: dict[str, object] = {}
+    width, height = config.env.viewport_width, config.env.viewport_height
+    if width is not None and height is not None:
+        changes["viewport"] = Viewport(width, height)
+    if config.env.reset is not None:
+        changes["reset"] = config.env.reset
+    return [
+        msgspec.structs.replace(
+            task,
+            max_steps=max_steps or (is_test and task.test_max_steps) or task.max_steps,
+            **changes,
+        )
+        for task in load_tasks([entry.name])
+    ]
+
+
+def task_draw(config: WebRLConfig) -> list[Task]:
+    """Return the training tasks repeated by weight, the lightest once."""
+    entries = [entry for entry in config.tasks if entry.split != "test"]
+    lightest = min(entry.weight for entry in entries)
+    return [
+        task
+        for entry in entries
+        for task in _tasks(config, entry, entry.max_steps)
+        for _ in range(max(1, round(entry.weight / lightest)))
+    ]
+
+
+def judge_config(config: WebRLConfig) -> JudgeConfig | None:
+    """Return who judges, or None when there is no judge."""
+    section = config.judge
+    if section.url is None or section.model is None:
+        return None
+    return JudgeConfig(
+        url=section.url,
+        model=section.model,
+        api_key_env=section.api_key_env,
+        deadline_s=section.deadline_s,
+        request_timeout_s=section.request_timeout_s,
+        max_retries=section.max_retries,
+        max_concurrent=section.max_concurrent,
+        max_screenshots=section.max_screenshots,
+        max_answer_tokens=section.max_answer_tokens,
+        token_limit_field=section.token_limit_field,
+        temperature=section.temperature,
+    )
+
+
+def worker_spec(
+    config: WebRLConfig,
+    servers: ServerSpec,
+    tasks: tuple[Task, ...],
+    *,
+    num_slots: int,
+    temperature: float,
+    is_synchronous: bool,
+) -> WorkerSpec:
+    """Return what a rollout worker is built from.
+
+    Args:
+        config: The run's.
+        servers: What the inference servers were started with.
+        tasks: Tasks with their limits.
+        num_slots: Slots of the worker.
+        temperature: Sampling temperature.
+        is_synchronous: Spawn and tear down sessions around each round.
+    """
+    env = config.env
+    return WorkerSpec(
+        policy_path=servers.model_path,
+        reach=servers.reach,
+        first_task=next((task for task in tasks if task.is_local), None),
+        browser=BrowserConfig(
+            num_slots=num_slots,
+            is_marked=env.action_mode == "set_of_marks",
+            screenshot_format=env.screenshot_format,
+            jpeg_quality=env.jpeg_quality,
+            recycle_browser_every=env.recycle_after_episodes,
+            max_browser_age_s=env.recycle_after_s,
+            max_browser_pss_bytes=env.recycle_above_bytes,
+            deadlines=Deadlines(
+                input_s=env.action_timeout_s,
+                evaluate_s=env.action_timeout_s,
+                screenshot_s=env.action_timeout_s,
+            ),
+        ),
+        workflow=WorkflowConfig(
+            temperature=temperature,
+            top_p=config.gconfig.top_p,
+            max_new_tokens=config.gconfig.max_new_tokens,
+            history_window=env.history_window,
+            media_type=MEDIA_TYPES[env.screenshot_format],
+            action_mode=env.action_mode,
+            page_latency_s=env.page_latency_s,
+            page_latency_cv=env.page_latency_cv,
+        ),
+        judge=judge_config(config),
+        episode_timeout_s=env.episode_timeout_s,
+        max_attempts=config.rollout.max_attempts,
+        is_synchronous=is_synchronous,
+    )
+
+
+def server_spec(config: WebRLConfig, policy_path: str, reach: Reach = LOCAL) -> ServerSpec:
+    """Return how an inference server is started."""
+    return ServerSpec(
+        backend=config.inference_backend,
+        model_path=policy_path,
+        reach=reach,
+        num_threads=config.inference.num_threads,
+        start_timeout_s=config.scheduler.startup_timeout_s,
+        base_port=config.inference.base_port,
+        extra_args=("--dtype", config.actor.dtype, *config.inference.sglang_arguments),
+    )
+
+
+def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProcessor) -> EngineSpec:
+    """Return what a rank of the update engine is built from."""
+    actor, optimizer = config.actor, config.actor.optimizer
+    num_steps = config.total_steps * actor.ppo_n_minibatches * actor.ppo_n_epochs
+    return EngineSpec(
+        policy_path=servers.model_path,
+        reach=servers.reach,
+        num_threads=actor.num_threads,
+        use_cuda=config.cluster.num_gpus > 0,
+        actor=ActorConfig(
+            optimizer=OptimizerConfig(
+                lr=optimizer.lr,
+                betas=(optimizer.beta1, optimizer.beta2),
+                eps=optimizer.eps,
+                weight_decay=optimizer.weight_decay,
+                schedule=optimizer.schedule,
+                num_warmup_steps=round(optimizer.warmup_fraction * num_steps),
+                num_total_steps=num_steps,
+                min_lr_ratio=optimizer.min_lr_ratio,
+                max_grad_norm=optimizer.max_grad_norm,
+            ),
+            loss=LossConfig(
+                use_decoupled_loss=actor.use_decoupled_loss,
+                proximal_method=actor.prox_logp_method,
+                clip_low=actor.eps_clip,
+                clip_high=actor.eps_clip_higher or actor.eps_clip,
+                dual_clip=actor.c_clip,
+                behav_imp_weight_cap=actor.behav_imp_weight_cap,
+                behav_imp_weight_action=actor.behav_imp_weight_action,
+                entropy_coefficient=actor.entropy_coef,
+                kl_coefficient=actor.kl_ctl,
+                temperature=config.gconfig.temperature,
+                masked_token_ids=processor.masked_token_ids,
+            ),
+            token_budget=actor.max_tokens_per_mb,
+            num_mini_batches=actor.ppo_n_minibatches,
+            num_epochs=actor.ppo_n_epochs,
+            compute_dtype=actor.dtype,
+            publish_dtype=actor.dtype,
+            is_activation_checkpointed=actor.gradient_checkpointing,
+            seed=config.seed,
+        ),
+    )
+
+
+def pixelstore_config(config: WebRLConfig) -> PixelStoreConfig:
+    """Return the budgets of the PixelStore's shards."""
+    section = config.pixelstore
+    disk = None
+    if section.disk_dir is not None:
+        disk = DiskConfig(
+            root=os.path.abspath(section.disk_dir),
+            max_bytes=section.max_disk_bytes // section.num_shards,
+        )
+    return PixelStoreConfig(max_bytes=section.max_bytes // section.num_shards, disk=disk)
+
+
+def publisher_config(config: WebRLConfig, host: str, run_id: str) -> PublisherConfig:
+    """Return group and deadlines of the weight publisher."""
+    return PublisherConfig(
+        backend=config.update_backend, host=host, group_prefix=f"awrl-weights-{run_id}"
+    )

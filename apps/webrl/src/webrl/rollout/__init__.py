@@ -1,0 +1,1 @@
+"""Episodes: the worker and its workflow, trajectories, the task stream, and batches of groups."""

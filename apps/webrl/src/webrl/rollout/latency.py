@@ -1,0 +1,26 @@
+"""Artificial page latency: a slow site on a fast machine, the same for every pool.
+
+Invariant: the wait is a pure function of task, seed and step, so that siblings and compared runs wait
+alike.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+from webrl.rollout.trajectory import EpisodeTask
+
+
+def page_latency_s(payload: EpisodeTask, step: int, *, mean_s: float, cv: float) -> float:
+    """Return the artificial wait of one step: lognormal, fixed by task, seed and step.
+
+    Args:
+        payload: Names the episode; siblings wait alike.
+        step: Index of the step.
+        mean_s: Mean, in seconds.
+        cv: Coefficient of variation.
+    """
+    variance = math.log1p(cv**2)
+    rng = random.Random(f"{payload.task}#{payload.seed}#{step}")
+    return mean_s * math.exp(rng.gauss(-variance / 2, math.sqrt(variance)))

@@ -1,0 +1,247 @@
+"""The rollout worker of a run: everlasting slots with browsers, as a Ray actor.
+
+Invariants:
+    * one driver and one browser serve all slots for the worker's whole life; a session belongs to
+      its slot and lives across episodes and weight versions;
+    * a finished record is kept until the controller acknowledges it: a lost callback costs a poll
+      interval, never the episode.
+
+Loops (children of ``serve``): the executor's slots and its notify loop, which posts callbacks. A
+synchronous worker serves no slots of its own between rounds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import ray
+import torch
+from awrl_pixelstore import PixelStoreClient
+from awrl_rollout import (
+    CallbackNotifier,
+    EpisodeRecord,
+    EpisodeRequest,
+    ExecutorStatistics,
+    InterruptibleGenerator,
+    RetryPolicy,
+    SyncPool,
+    SyncPoolStatistics,
+    WorkflowExecutor,
+)
+
+from webrl.browser import BrowserConfig, BrowserPool
+from webrl.cluster.network import LOCAL, Reach
+from webrl.cluster.unwrapped_group import task_scope
+from webrl.cluster.worker_log import open_worker_log
+from webrl.judge import Judge, JudgeConfig
+from webrl.policy import PolicyProcessor
+from webrl.rollout.routing import ServerRouter, make_generator
+from webrl.rollout.workflow import WebTaskWorkflow
+from webrl.rollout.workflow_config import WorkflowConfig
+from webrl.tasks import Task
+
+RETRY_DELAY_S = 0.2
+"""Before a faulted episode runs again in its slot; a restarted browser is back by then."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallbackTarget:
+    """Where to say that episodes ended."""
+
+    url: str
+    """Endpoint of the controller."""
+    token: str = field(repr=False)
+    """Bearer token that it asks for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSpec:
+    """What every rollout worker is built from."""
+
+    policy_path: str
+    """Checkpoint directory with the tokenizer and processor."""
+    first_task: Task | None
+    """What a new session shows; None where no task lives on the task server."""
+    browser: BrowserConfig
+    """How browsers are run; its ``num_slots`` is the worker's."""
+    workflow: WorkflowConfig
+    """How the policy is asked."""
+    judge: JudgeConfig | None
+    """Who judges the episodes of tasks with a rubric; None when there are none."""
+    episode_timeout_s: float
+    """Deadline of one run of an episode, in seconds."""
+    max_attempts: int
+    """Runs of one episode in its slot before its fault is recorded."""
+    initial_version: int = 0
+    """Version of tokens from a server that was never updated."""
+    is_synchronous: bool = False
+    """Sessions are spawned and torn down around each round, instead of living on."""
+    reach: Reach = LOCAL
+    """How to talk to the inference servers."""
+
+
+class RolloutWorker:
+    """Slots, browsers, generation and callbacks; the class behind the Ray actor."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: WorkerSpec,
+        pixels: PixelStoreClient | None,
+        callback: CallbackTarget | None,
+    ) -> None:
+        """Remember what to build; ``serve`` builds it.
+
+        Args:
+            name: Unique among the controller's workers.
+            spec: Equal on every worker.
+            pixels: Where screenshots go; None keeps none (evaluation).
+            callback: Where to say that episodes ended; None for a worker that is only polled.
+        """
+        open_worker_log()
+        torch.set_num_threads(1)
+        self._name = name
+        self._spec = spec
+        self._pixels = pixels
+        self._callback = callback
+        self._stack = AsyncExitStack()
+        self._router: ServerRouter | None = None
+        self._generator: InterruptibleGenerator | None = None
+        self._workflow: WebTaskWorkflow | None = None
+        self._executor: WorkflowExecutor | None = None
+        self._pool: SyncPool | None = None
+
+    async def ready(self) -> str:
+        """Return the worker's name: its process has started."""
+        return self._name
+
+    async def start(self, server_urls: Sequence[str]) -> int:
+        """Start browser and generation; returns the process id of this worker.
+
+        Raises:
+            BrowserError: No browser could be started.
+            JudgeError: The environment lacks the judge's key.
+        """
+        spec = self._spec
+        judge = None
+        if spec.judge is not None:
+            judge = await self._stack.enter_async_context(Judge(spec.judge))
+        pool = await self._stack.enter_async_context(BrowserPool(spec.browser))
+        notifier = None
+        if self._callback is not None:
+            notifier = CallbackNotifier(
+                self._callback.url, token=self._callback.token, worker=self._name
+            )
+            self._stack.push_async_callback(notifier.aclose)
+        version, reach = spec.initial_version, spec.reach
+        self._router = ServerRouter(server_urls, initial_version=version, reach=reach)
+        self._stack.push_async_callback(self._router.aclose)
+        self._generator = make_generator(self._router, deadline_s=spec.episode_timeout_s)
+        self._workflow = workflow = WebTaskWorkflow(
+            pool=pool,
+            first_task=spec.first_task,
+            generator=self._generator,
+            pixels=self._pixels,
+            processor=PolicyProcessor.from_pretrained(spec.policy_path),
+            config=spec.workflow,
+            judge=judge,
+        )
+        self._stack.push_async_callback(workflow.aclose)
+        retry = RetryPolicy(max_retries=spec.max_attempts - 1, base_delay_s=RETRY_DELAY_S)
+        if spec.is_synchronous:
+            self._pool = SyncPool(
+                workflow,
+                num_slots=spec.browser.num_slots,
+                name=self._name,
+                spawn=workflow.open_session,
+                tear_down=workflow.close_session,
+                deadline_s=spec.episode_timeout_s,
+                retry=retry,
+            )
+        self._executor = WorkflowExecutor(
+            workflow,
+            num_slots=spec.browser.num_slots,
+            name=self._name,
+            deadline_s=spec.episode_timeout_s,
+            on_finished=notifier,
+            retry=retry,
+        )
+        if not spec.is_synchronous:
+            async with task_scope() as group:
+                for slot in range(spec.browser.num_slots):
+                    group.create_task(workflow.open_session(slot))
+        return os.getpid()
+
+    async def serve(self) -> None:
+        """Run the slots until ``stop``; awaited by the controller as the sign of life."""
+        async with self._stack:
+            await self._built.serve()
+
+    async def stop(self) -> None:
+        """End every episode as cancelled and close browser and connections."""
+        if self._executor is not None:
+            await self._executor.aclose(timeout_s=3.0)
+
+    async def run_round(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeRecord]:
+        """Run one synchronous round: spawn sessions, wait for the slowest, tear down."""
+        if self._pool is None:
+            raise RuntimeError("run_round needs a synchronous worker, got an everlasting one.")
+        return await self._pool.run_round(requests)
+
+    async def round_statistics(self) -> SyncPoolStatistics:
+        """Return rounds and slot time of a synchronous worker."""
+        if self._pool is None:
+            raise RuntimeError("round_statistics needs a synchronous worker.")
+        return self._pool.statistics()
+
+    async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
+        """Accept episode requests."""
+        self._built.submit(requests)
+
+    async def take_finished(self, acknowledged: Sequence[str]) -> list[EpisodeRecord]:
+        """Forget the acknowledged records and return all others."""
+        return self._built.take_finished(acknowledged)
+
+    async def cancel(self, episode_ids: Sequence[str]) -> None:
+        """End these episodes as cancelled."""
+        self._built.cancel(episode_ids)
+
+    async def pause(self) -> None:
+        """Send no further attempt to an inference server."""
+        self._generation.pause()
+
+    async def drained(self, deadline_s: float) -> bool:
+        """Return whether no attempt is at a server any more, at the latest after `deadline_s`."""
+        return await self._generation.drained(deadline_s=deadline_s)
+
+    async def resume(self) -> None:
+        """Send attempts again."""
+        self._generation.resume()
+
+    async def set_servers(self, urls: Sequence[str]) -> None:
+        """Route to these servers from now on."""
+        assert self._router is not None
+        self._router.set_servers(urls)
+
+    async def statistics(self) -> ExecutorStatistics:
+        """Return what the slots do now."""
+        return self._built.statistics()
+
+    @property
+    def _built(self) -> WorkflowExecutor:
+        if self._executor is None:
+            raise RuntimeError("start must be called before any other method, got none yet.")
+        return self._executor
+
+    @property
+    def _generation(self) -> InterruptibleGenerator:
+        if self._generator is None:
+            raise RuntimeError("start must be called before any other method, got none yet.")
+        return self._generator
+
+
+RolloutWorkerActor = ray.remote(RolloutWorker)
+"""The class as a Ray actor; every method but ``serve`` returns at once."""

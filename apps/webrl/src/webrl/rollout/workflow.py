@@ -1,0 +1,284 @@
+"""One episode: look, decide, act, until the page is done or the steps are used up.
+
+Invariants:
+    * a screenshot is in the PixelStore, leased to its episode, before the trajectory names it;
+    * an episode that ends without a trajectory releases its lease;
+    * an unparsable action is an invalid step, never an invented click;
+    * an episode of a task with a rubric is worth what the judge says: without a verdict it is a
+      fault, and so is one whose site shut the agent out.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from awrl_pixelstore import PixelStoreClient, PixelStoreError
+from awrl_rollout import (
+    EpisodeContext,
+    EpisodeRequest,
+    EpisodeResult,
+    GenerateRequest,
+    GenerateResult,
+)
+
+from webrl.actions import Answer, InvalidAction, parse_action
+from webrl.browser import BrowserPool, BrowserSession, Observation, StepOutcome
+from webrl.cluster.unwrapped_group import task_scope
+from webrl.judge import Judge
+from webrl.policy import PolicyProcessor
+from webrl.rollout.faults import typed_faults
+from webrl.rollout.judging import judge_episode
+from webrl.rollout.latency import page_latency_s
+from webrl.rollout.trajectory import EpisodeTask, ImageRef, Step, Trajectory
+from webrl.rollout.workflow_config import WorkflowConfig
+from webrl.tasks import Task
+
+
+class Generator(Protocol):
+    """Answers one request in full, such as an ``InterruptibleGenerator``."""
+
+    async def generate(
+        self, request: GenerateRequest, *, deadline_s: float | None = None
+    ) -> GenerateResult:
+        """Return all tokens of the answer."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class _Episode:
+    """What one running episode has seen and done so far."""
+
+    episode_id: str
+    payload: EpisodeTask
+    task: Task
+    context: EpisodeContext
+    session: BrowserSession
+    goal: str
+    answer: str | None = None
+    steps: list[Step] = field(default_factory=list[Step])
+    images: list[tuple[ImageRef, str]] = field(default_factory=list[tuple[ImageRef, str]])
+
+
+class WebTaskWorkflow:
+    """Runs web tasks in the slots of one worker."""
+
+    def __init__(
+        self,
+        *,
+        pool: BrowserPool,
+        first_task: Task | None = None,
+        generator: Generator,
+        pixels: PixelStoreClient | None,
+        processor: PolicyProcessor,
+        config: WorkflowConfig,
+        judge: Judge | None = None,
+    ) -> None:
+        """Bind the workflow to what it uses; nothing is owned.
+
+        Args:
+            pool: Browser sessions, one per slot.
+            first_task: What a new session shows; None for an empty page.
+            generator: The policy behind its servers.
+            pixels: Where screenshots go; None (evaluation) keeps none and leaves keys empty.
+            processor: Builds prompts and decodes actions.
+            config: How the policy is asked.
+            judge: Judges the episodes of tasks with a rubric; they need one.
+        """
+        self._judge = judge
+        self._pool = pool
+        self._first_task = first_task
+        self._generator = generator
+        self._pixels = pixels
+        self._processor = processor
+        self._config = config
+        self._sessions: dict[int, BrowserSession] = {}
+
+    async def open_session(self, slot: int) -> None:
+        """Open the session of a slot, on a page of the task server where a task lives there.
+
+        Sites of others are visited by episodes only, where one that is down is a fault.
+        """
+        session = await self._session(slot)
+        if self._first_task is not None:
+            await session.reset(self._first_task, 0)
+
+    async def close_session(self, slot: int) -> None:
+        """Close the session of a slot; harmless when it has none."""
+        session = self._sessions.pop(slot, None)
+        if session is not None:
+            await session.aclose()
+
+    async def aclose(self) -> None:
+        """Close every session."""
+        for slot in list(self._sessions):
+            await self.close_session(slot)
+
+    async def _session(self, slot: int) -> BrowserSession:
+        if slot not in self._sessions:
+            self._sessions[slot] = await self._pool.session()
+        return self._sessions[slot]
+
+    async def __call__(
+        self, request: EpisodeRequest, context: EpisodeContext
+    ) -> EpisodeResult | None:
+        """Run one episode.
+
+        Raises:
+            EpisodeFaultError: The infrastructure broke.
+        """
+        payload, is_done = request.payload, False
+        if not isinstance(payload, EpisodeTask):
+            raise TypeError(f"payload must be an EpisodeTask, got {type(payload).__name__}.")
+        try:
+            with typed_faults():
+                trajectory = await self._run(request.episode_id, payload, context)
+            is_done = True
+        finally:
+            if not is_done:
+                await self._release(request.episode_id)
+        return EpisodeResult(
+            is_success=trajectory.outcome == "success",
+            payload=trajectory,
+            reward=trajectory.reward,
+            oldest_version=trajectory.oldest_version,
+            newest_version=trajectory.newest_version,
+        )
+
+    async def _run(
+        self, episode_id: str, payload: EpisodeTask, context: EpisodeContext
+    ) -> Trajectory:
+        task = payload.definition
+        context.enter("reset", site=task.full_name)
+        started_s = context.clock.time()
+        session = await self._session(context.slot)
+        observation = await session.reset(task, payload.seed)
+        reset_s = context.clock.time() - started_s
+        episode = _Episode(
+            episode_id=episode_id,
+            payload=payload,
+            task=task,
+            context=context,
+            session=session,
+            goal=observation.goal,
+        )
+        outcome: StepOutcome | None = None
+        for _ in range(task.max_steps):
+            outcome = await self._step(episode, observation)
+            if outcome.is_done or outcome.observation is None:
+                break
+            observation = outcome.observation
+        assert outcome is not None  # a task has at least one step
+        reward, raw_reward, verdict = outcome.reward or 0.0, outcome.raw_reward or 0.0, None
+        if task.rubric is not None:
+            context.enter("judge", site=task.full_name)
+            verdict = await judge_episode(
+                self._judge,
+                task,
+                task.rubric,
+                goal=episode.goal,
+                steps=episode.steps,
+                answer=episode.answer,
+                screenshots=[uri for _, uri in episode.images],
+            )
+            reward, raw_reward = float(verdict.is_success), verdict.score
+        return Trajectory(
+            task=payload.task,
+            seed=payload.seed,
+            goal=episode.goal,
+            outcome="success" if reward > 0 else "failure",
+            reward=reward,
+            raw_reward=raw_reward,
+            steps=episode.steps,
+            reset_s=reset_s,
+            verdict=verdict,
+        )
+
+    async def _step(self, episode: _Episode, observation: Observation) -> StepOutcome:
+        """Ask the policy once and carry out what it says."""
+        clock = episode.context.clock
+        window = self._config.history_window
+        data_uri = self._data_uri(observation.screenshot)
+        shown = episode.images[-(window - 1) :] if window > 1 else []
+        uris = [*(uri for _, uri in shown), data_uri]
+        previous = [step.action for step in episode.steps]
+        elements = self._elements(observation)
+        prompt_ids = self._processor.build_prompt(episode.goal, previous, len(uris), elements)
+        started_s = clock.time()
+        episode.context.enter("generate", site=episode.task.full_name)
+        async with task_scope() as group:
+            # The screenshot travels to the store while the policy thinks.
+            put = group.create_task(self._keep(observation.screenshot, episode.episode_id))
+            asked = group.create_task(self._ask(episode, prompt_ids, uris))
+        answer = asked.result()
+        generated_s = clock.time()
+        image = ImageRef(key=put.result(), height=observation.height, width=observation.width)
+        text = self._processor.decode(answer.output_ids)
+        action = parse_action(text, self._config.action_mode)
+        episode.context.enter("act", site=episode.task.full_name)
+        if self._config.page_latency_s > 0:
+            wait_s = page_latency_s(
+                episode.payload,
+                len(episode.steps),
+                mean_s=self._config.page_latency_s,
+                cv=self._config.page_latency_cv,
+            )
+            await clock.sleep(wait_s)
+        outcome = await episode.session.step(action)
+        episode.answer = action.text if isinstance(action, Answer) else None
+        episode.images.append((image, data_uri))
+        episode.steps.append(
+            Step(
+                prompt_ids=prompt_ids,
+                output_ids=list(answer.output_ids),
+                behavior_logprobs=list(answer.logprobs),
+                versions=list(answer.versions),
+                images=[*(ref for ref, _ in shown), image],
+                action=text,
+                is_valid=not isinstance(action, InvalidAction),
+                events=[str(event) for event in outcome.events],
+                generate_s=generated_s - started_s,
+                environment_s=clock.time() - generated_s,
+            )
+        )
+        return outcome
+
+    def _elements(self, observation: Observation) -> list[str] | None:
+        """Return the numbered elements of the page, where they are numbered."""
+        if self._config.action_mode == "coordinates":
+            return None
+        return [f"{mark.number} {mark.text}" for mark in observation.marks]
+
+    async def _ask(
+        self, episode: _Episode, prompt_ids: list[int], uris: list[str]
+    ) -> GenerateResult:
+        config = self._config
+        return await self._generator.generate(
+            GenerateRequest(
+                input_ids=prompt_ids,
+                images=tuple(uris),
+                max_new_tokens=config.max_new_tokens,
+                temperature=0.0 if episode.payload.greedy else config.temperature,
+                top_p=1.0 if episode.payload.greedy else config.top_p,
+                masked_token_ids=self._processor.masked_token_ids,
+                episode_id=episode.episode_id,
+            )
+        )
+
+    async def _keep(self, screenshot: bytes, episode_id: str) -> str:
+        if self._pixels is None:
+            return ""
+        return await self._pixels.put_async(screenshot, trajectory_id=episode_id)
+
+    def _data_uri(self, screenshot: bytes) -> str:
+        encoded = base64.b64encode(screenshot).decode("ascii")
+        return f"data:{self._config.media_type};base64,{encoded}"
+
+    async def _release(self, episode_id: str) -> None:
+        if self._pixels is None:
+            return
+        try:
+            await self._pixels.release_async(episode_id)
+        except PixelStoreError:
+            return  # The lease expires by the store's own clock; the fault matters more.

@@ -1,0 +1,1 @@
+"""A run from its first step to its last: recovery, checkpoints, supervision, comparison."""

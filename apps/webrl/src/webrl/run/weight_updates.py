@@ -1,0 +1,58 @@
+"""Connects the update engine with the rollout servers, by broadcast or by disk."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from awrl_trainer import XcclPublisher
+
+from webrl.cluster.scheduler import call_worker
+from webrl.config import WebRLConfig
+from webrl.launch import component_configs
+from webrl.launch.running_system import System
+from webrl.records.run_folder import RunFolders
+from webrl.training.publishing import DiskWeights, RayWeightSource, WeightPublisher
+
+
+async def connect_weights(
+    config: WebRLConfig,
+    folders: RunFolders,
+    system: System,
+    stack: AsyncExitStack,
+    *,
+    version: int,
+    run_id: str,
+) -> WeightPublisher:
+    """Return what publishes weights; after a resume the servers hold the resumed ones.
+
+    Args:
+        config: The run's.
+        folders: Where snapshots go with ``weight_update_mode = "disk"``.
+        system: The started roles.
+        stack: Leaves the group at its end.
+        version: What the ranks hold.
+        run_id: Names the group.
+
+    Raises:
+        ManifestMismatchError: A server holds other weights.
+        PublishError: No server could join.
+    """
+    if config.weight_update_mode == "disk":
+        weights: WeightPublisher = DiskWeights(
+            system.scheduler, system.ranks, system.receivers(), folders.published
+        )
+    else:
+        host, _ = await call_worker(
+            system.ranks[0], "rendezvous", timeout_s=config.scheduler.startup_timeout_s
+        )
+        publisher = XcclPublisher(
+            RayWeightSource(system.scheduler, system.ranks),
+            system.receivers(),
+            component_configs.publisher_config(config, host, run_id),
+        )
+        stack.push_async_callback(publisher.aclose)
+        await publisher.connect()
+        weights = publisher
+    if version > 0:
+        await weights.publish(version)
+    return weights

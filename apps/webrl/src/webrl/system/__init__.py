@@ -1,1 +1,0 @@
-"""The running system: cluster, roles, rollout workers, trainer loop, test rollout and recovery."""

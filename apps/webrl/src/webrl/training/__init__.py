@@ -1,0 +1,1 @@
+"""The step loop, the trainer's rank, rows from trajectories, and how weights reach servers."""

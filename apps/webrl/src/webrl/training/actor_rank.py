@@ -1,0 +1,190 @@
+"""One rank of the update engine (role ``actor``) as a Ray actor around ``FSDPActor``.
+
+Invariants:
+    * every rank gets the same calls in the same order; the actor runs one call at a time;
+    * pixels are fetched from the PixelStore once per micro-batch, on the rank that needs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+from awrl_pixelstore import PixelStoreClient
+from awrl_trainer import (
+    ActorConfig,
+    BucketTiming,
+    DiskPublisher,
+    FSDPActor,
+    GroupRequest,
+    PublishPlan,
+    TrainRow,
+    UpdateMetrics,
+    bind_store,
+    connect_store,
+)
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from webrl.cluster.network import LOCAL, Reach
+from webrl.cluster.worker_log import open_worker_log
+from webrl.policy import PolicyProcessor, load_policy
+from webrl.training.rows import Collator
+
+GROUP_DEADLINE = timedelta(seconds=300)
+"""Limit of one collective among trainer ranks: a lost rank becomes an error, not a hang."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpec:
+    """What every rank is built from."""
+
+    policy_path: str
+    """Checkpoint that training starts from."""
+    actor: ActorConfig
+    """Optimizer, loss and batching."""
+    num_threads: int = 1
+    """Torch threads on a CPU."""
+    use_cuda: bool = False
+    """Train on the process's first visible GPU."""
+    reach: Reach = LOCAL
+    """Where ranks and servers meet."""
+
+
+class UpdateEngine:
+    """One rank; the class behind the Ray actor."""
+
+    def __init__(self, spec: EngineSpec, rank: int, world_size: int, pixels: PixelStoreClient):
+        """Remember what to build; ``start`` builds it.
+
+        Args:
+            spec: Equal on every rank.
+            rank: Rank within the role.
+            world_size: Ranks of the role.
+            pixels: Where the rows' images are.
+        """
+        open_worker_log()
+        self._spec = spec
+        self._rank = rank
+        self._world_size = world_size
+        self._pixels = pixels
+        self._actor: FSDPActor | None = None
+        self._store: TCPStore | None = None
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Return where the ranks meet: a store that rank 0 has bound and keeps, on a port of its own."""
+        host = self._spec.reach.host()
+        if self._store is None:
+            self._store = self._open_store(host, 0)
+        return host, self._store.port
+
+    def start(self, host: str, port: int, version: int = 0) -> int:
+        """Join the other ranks and build the sharded policy.
+
+        Args:
+            host: Address of rank 0; what its ``rendezvous`` returned.
+            port: Port of rank 0's store, likewise.
+            version: Weight version that the policy starts at.
+
+        Returns:
+            The process id of this rank.
+        """
+        spec = self._spec
+        torch.set_num_threads(spec.num_threads)
+        os.environ.update(spec.reach.environment())
+        if self._store is None:
+            self._store = self._open_store(host, port)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if spec.use_cuda else "gloo",
+            store=self._store,
+            rank=self._rank,
+            world_size=self._world_size,
+            timeout=GROUP_DEADLINE,
+        )
+        processor = PolicyProcessor.from_pretrained(spec.policy_path)
+        self._actor = FSDPActor(
+            load_policy(spec.policy_path, torch.float32),
+            spec.actor,
+            collate=Collator(processor, self._fetch),
+            device="cuda" if spec.use_cuda else "cpu",
+            version=version,
+        )
+        return os.getpid()
+
+    def update(self, rows: Sequence[TrainRow]) -> UpdateMetrics:
+        """Run one update; see ``FSDPActor.update``."""
+        return self._built.update(rows)
+
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[np.ndarray]:
+        """Return the current log-probs of the rows' trainable tokens."""
+        return self._built.logprobs(rows)
+
+    def version(self) -> int:
+        """Return the policy's version."""
+        return self._built.version
+
+    def save(self, root: str, keep: int, extra: Mapping[str, Any]) -> str:
+        """Write a complete checkpoint for resuming; returns its folder."""
+        return str(self._built.save(root, keep=keep, extra=extra))
+
+    def load(self, path: str) -> dict[str, Any]:
+        """Load a complete checkpoint; returns what ``save`` got as ``extra``."""
+        return self._built.load(path)
+
+    def write_snapshot(self, root: str, keep: int) -> str | None:
+        """Write the policy in Hugging Face's format; rank 0 returns its folder."""
+        publisher = DiskPublisher(Path(root), base=self._spec.policy_path, keep=keep)
+        path = self._built.write_snapshot(publisher)
+        return None if path is None else str(path)
+
+    # -- publishing: every method reaches all ranks
+
+    def publish_plan(self) -> PublishPlan:
+        """Return names, dtypes, shapes and buckets."""
+        return self._built.publish_plan()
+
+    def bind_weights_group(self, request: GroupRequest) -> int:
+        """Bind the rendezvous store on rank 0 and return its port."""
+        return self._built.bind_weights_group(request)
+
+    def join_weights_group(self) -> None:
+        """Form the group with the receivers on rank 0."""
+        self._built.join_weights_group()
+
+    def broadcast_bucket(self, index: int) -> BucketTiming:
+        """Gather one bucket on all ranks and broadcast it from rank 0."""
+        return self._built.broadcast_bucket(index)
+
+    def close_weights_group(self) -> None:
+        """Leave the group."""
+        self._built.close_weights_group()
+
+    def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Return the checksum of each named weight as it was sent."""
+        return self._built.weight_checksums(names)
+
+    def _open_store(self, host: str, port: int) -> TCPStore:
+        limit_s = GROUP_DEADLINE.total_seconds()
+        if self._rank == 0:
+            return bind_store(host, self._world_size, limit_s, port=port)
+        return connect_store(host, port, self._world_size, limit_s)
+
+    @property
+    def _built(self) -> FSDPActor:
+        if self._actor is None:
+            raise RuntimeError("start must be called before any other method, got none yet.")
+        return self._actor
+
+    def _fetch(self, keys: Sequence[str]) -> list[Any]:
+        return list(self._pixels.get_many(list(keys)))
+
+
+UpdateEngineActor = ray.remote(UpdateEngine)
+"""The class as a Ray actor."""

@@ -1,0 +1,164 @@
+"""From finished groups to training rows, and from rows to what the model eats.
+
+Invariants:
+    * one row per step: the step's prompt and its sampled tokens, which alone are trainable;
+    * an episode's advantage is computed over all members of its group and goes to every step;
+    * rows hold image keys; pixels are fetched once per micro-batch, where the model runs.
+
+This is the one place that turns trajectories into tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from awrl_ppo_loss import group_normalized_advantages, leave_one_out_advantages
+from awrl_trainer import Batch, TrainRow, collate_model_inputs
+
+from webrl.policy import PolicyProcessor
+from webrl.rollout.trajectory import Step, Trajectory
+
+FetchImages = Callable[[Sequence[str]], Sequence[bytes | np.ndarray]]
+"""Returns images by key, in key order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupMember:
+    """One finished episode of a group."""
+
+    episode_id: str
+    """The episode."""
+    group_id: str
+    """Its group of siblings."""
+    trajectory: Trajectory
+    """What happened."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdvantageConfig:
+    """How rewards become advantages."""
+
+    norm: Literal["mean_std", "mean"] = "mean_std"
+    """Group mean subtracted and divided by the group deviation, or leave-one-out mean only."""
+    step_length: int | None = None
+    """k: every advantage is divided by this constant; None leaves it."""
+
+
+def zero_variance_reason(rewards: Sequence[float]) -> str | None:
+    """Return why a group carries no gradient, or None when it does.
+
+    Args:
+        rewards: Rewards of the members that ended with one.
+    """
+    if not rewards:
+        return "no member ended with a reward"
+    return "zero_variance" if max(rewards) == min(rewards) else None
+
+
+def group_advantages(members: Sequence[GroupMember], config: AdvantageConfig) -> dict[str, float]:
+    """Return the advantage of each episode by episode id.
+
+    Args:
+        members: Episodes of any number of groups, in any order.
+        config: How to normalise.
+    """
+    rewards = torch.tensor([m.trajectory.reward for m in members], dtype=torch.float64)
+    ids = [m.group_id for m in members]
+    normalise = (
+        group_normalized_advantages if config.norm == "mean_std" else leave_one_out_advantages
+    )
+    values, _ = normalise(rewards, ids)
+    scale = 1.0 / config.step_length if config.step_length else 1.0
+    return {
+        member.episode_id: float(value) * scale
+        for member, value in zip(members, values, strict=True)
+    }
+
+
+def build_rows(
+    members: Sequence[GroupMember],
+    advantages: Mapping[str, float],
+    processor: PolicyProcessor,
+) -> list[TrainRow]:
+    """Return one row per step of every member.
+
+    Args:
+        members: Finished episodes.
+        advantages: Advantage by episode id.
+        processor: Knows how many tokens an image takes.
+    """
+    return [
+        _row(step, f"{member.episode_id}#{index}", member, advantages[member.episode_id], processor)
+        for member in members
+        for index, step in enumerate(member.trajectory.steps)
+    ]
+
+
+def _row(
+    step: Step, row_id: str, member: GroupMember, advantage: float, processor: PolicyProcessor
+) -> TrainRow:
+    num_prompt, num_output = len(step.prompt_ids), len(step.output_ids)
+    length = num_prompt + num_output
+    loss_mask = np.zeros(length, dtype=np.bool_)
+    loss_mask[num_prompt:] = True
+    logprobs = np.zeros(length, dtype=np.float32)
+    logprobs[num_prompt:] = step.behavior_logprobs
+    versions = np.full(length, -1, dtype=np.int64)
+    versions[num_prompt:] = step.versions
+    num_image_tokens = sum(
+        processor.num_image_tokens(image.height, image.width) for image in step.images
+    )
+    return TrainRow(
+        input_ids=np.asarray([*step.prompt_ids, *step.output_ids], dtype=np.int64),
+        loss_mask=loss_mask,
+        behavior_logprobs=logprobs,
+        advantages=advantage,
+        versions=versions,
+        image_keys=tuple(image.key for image in step.images),
+        row_id=row_id,
+        group_id=member.group_id,
+        prefix_id=_prefix_id(step),
+        num_model_tokens=length - len(step.images) + num_image_tokens,
+    )
+
+
+def _prefix_id(step: Step) -> str:
+    """Return one name for equal prompts: same tokens, same screenshots."""
+    digest = hashlib.blake2b(str(step.prompt_ids).encode(), digest_size=8).hexdigest()
+    return "|".join([digest, *(image.key for image in step.images)])
+
+
+class Collator:
+    """Turns rows into a ``Batch``; the trainer calls it once per micro-batch."""
+
+    def __init__(self, processor: PolicyProcessor, fetch: FetchImages) -> None:
+        """Prepare a collator.
+
+        Args:
+            processor: Expands placeholders and builds patches and positions.
+            fetch: Returns images by key, in key order.
+        """
+        self._processor = processor
+        self._fetch = fetch
+
+    def __call__(self, rows: Sequence[TrainRow]) -> Batch:
+        """Return the model inputs of a micro-batch, pixels included.
+
+        Siblings that saw the same screen share one prefix: prompt and image are computed once.
+        """
+        keys = list(dict.fromkeys(key for row in rows for key in row.image_keys))
+        images = dict(zip(keys, self._fetch(keys), strict=True)) if keys else {}
+        inputs = [
+            self._processor.model_inputs(
+                row.input_ids.tolist(), [images[key] for key in row.image_keys]
+            )
+            for row in rows
+        ]
+        return collate_model_inputs(
+            rows, inputs, layout="shared_prefix", pad_token_id=self._processor.eos_token_id
+        )

@@ -1,0 +1,47 @@
+"""From the configuration to roles and server arguments."""
+
+from webrl.cluster.placement import check_feasible
+from webrl.cluster.ray_cluster import NodeResources
+from webrl.config import load_config
+from webrl.launch import component_configs
+
+ONE_GPU = NodeResources(node_id="a", address="a", num_cpus=16.0, num_gpus=1.0)
+
+
+def test_server_trainer_and_test_server_share_one_gpu_in_equal_parts() -> None:
+    changes = ["policy.path=null", "test_rollout.enabled=true", "test_rollout.n_gpus=0"]
+    config = load_config("one_gpu", changes).config
+    roles = {role.name: role for role in component_configs.role_specs(config, 16.0)}
+    shares = [
+        roles[name]
+        for name in (
+            component_configs.ROLLOUT,
+            component_configs.ACTOR,
+            component_configs.TEST_ROLLOUT,
+        )
+    ]
+    assert {role.gpus_per_worker for role in shares} == {0.3333}
+    assert [role.colocate_with for role in shares] == [
+        None,
+        component_configs.ROLLOUT,
+        component_configs.ROLLOUT,
+    ]
+    check_feasible(list(roles.values()), [ONE_GPU])
+
+
+def test_without_a_test_rollout_each_of_two_has_half() -> None:
+    roles = component_configs.role_specs(load_config("one_gpu", ["policy.path=null"]).config, 16.0)
+    assert [role.gpus_per_worker for role in roles[:2]] == [0.5, 0.5]
+
+
+def test_the_program_of_the_servers_can_be_named_apart_from_the_layout() -> None:
+    changes = ["inference.backend=sglang", "inference.sglang_args=--log-level 'very quiet'"]
+    config = load_config("laptop", changes).config
+    spec = component_configs.server_spec(config, "policy")
+    assert spec.backend == "sglang"
+    assert spec.extra_args[:2] == ("--dtype", "float32")
+    assert spec.extra_args[-2:] == ("--log-level", "very quiet")
+    assert (
+        component_configs.server_spec(load_config("laptop", []).config, "policy").backend
+        == "embedded"
+    )

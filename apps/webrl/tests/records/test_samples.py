@@ -1,0 +1,68 @@
+"""Sampled trajectories on disk: whole, with pictures beside them."""
+
+import json
+from pathlib import Path
+
+from webrl.records.samples import image_suffix, write_sample
+from webrl.rollout.trajectory import (
+    ImageRef,
+    Step,
+    Trajectory,
+    decode_trajectory,
+    encode_trajectory,
+)
+
+STEP = Step(
+    prompt_ids=[1, 2],
+    output_ids=[3],
+    behavior_logprobs=[-0.25],
+    versions=[7],
+    images=[ImageRef(key="k", height=224, width=160)],
+    action="wait()",
+    is_valid=True,
+    events=["dialog: hello"],
+    generate_s=0.1,
+    environment_s=0.2,
+)
+TRAJECTORY = Trajectory(
+    task="t",
+    seed=3,
+    goal="g",
+    outcome="success",
+    reward=1.0,
+    raw_reward=0.9,
+    steps=[STEP, STEP],
+    reset_s=0.3,
+)
+
+
+def test_a_trajectory_survives_its_encoding() -> None:
+    assert decode_trajectory(encode_trajectory(TRAJECTORY)) == TRAJECTORY
+    assert (TRAJECTORY.oldest_version, TRAJECTORY.newest_version) == (7, 7)
+    assert TRAJECTORY.image_keys == ["k"]
+
+
+def test_a_trajectory_travels_without_pixels_br_26() -> None:
+    assert len(encode_trajectory(TRAJECTORY)) < 1024
+
+
+def test_a_sample_is_one_folder_with_its_pictures(tmp_path: Path) -> None:
+    png = b"\x89PNG rest"
+    folder = write_sample(tmp_path, "5/2", TRAJECTORY, {"k": png}, {"advantage": -0.5})
+    record = json.loads((folder / "trajectory.json").read_text())
+    assert folder.name == "5-2"
+    assert (folder / record["files"]["k"]).read_bytes() == png
+    assert record["advantage"] == -0.5
+    assert record["steps"][0]["versions"] == [7]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_writing_again_replaces_the_folder(tmp_path: Path) -> None:
+    write_sample(tmp_path, "5/2", TRAJECTORY, {"k": b"\x89PNG"}, {})
+    folder = write_sample(tmp_path, "5/2", TRAJECTORY, {}, {})
+    assert [file.name for file in folder.iterdir()] == ["trajectory.json"]
+
+
+def test_suffixes_follow_the_bytes() -> None:
+    assert image_suffix(b"\x89PNG....") == ".png"
+    assert image_suffix(b"\xff\xd8\xff\xe0..") == ".jpg"
