@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,67 @@ def libraries() -> list[Package]:
 
 
 APP = Package(name="webrl", folder=ROOT / "apps" / "webrl")
+
+
+class RequirementTies:
+    """Watches a run, and fails it when every test of a mechanism that it started was skipped.
+
+    A test is tied by `@pytest.mark.requirement("id")`; `requirements.toml` holds the sentences.
+    """
+
+    def __init__(self) -> None:
+        """Start with no test seen."""
+        self.ids_of: dict[str, list[str]] = {}
+        self._outcomes: dict[str, dict[str, str]] = defaultdict(dict)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Remember which tests of this run are tied to what."""
+        for item in session.items:
+            ids = [id_ for mark in item.iter_markers("requirement") for id_ in mark.args]
+            if ids:
+                self.ids_of[item.nodeid] = ids
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note how a tied test ended."""
+        if report.when == "call" or report.outcome != "passed":
+            self.saw(report.nodeid, report.outcome)
+
+    def saw(self, node_id: str, outcome: str) -> None:
+        """Note an outcome for each mechanism of the test."""
+        for id_ in self.ids_of.get(node_id, []):
+            self._outcomes[id_][node_id] = outcome
+
+    def unproved(self) -> dict[str, list[str]]:
+        """Return the skipped tests of each mechanism of which no test ran."""
+        return {
+            id_: sorted(outcomes)
+            for id_, outcomes in self._outcomes.items()
+            if set(outcomes.values()) == {"skipped"}
+        }
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Turn a green run into a failed one."""
+        if self.unproved() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say which mechanisms nothing proved."""
+        for id_, tests in self.unproved().items():
+            terminalreporter.write_line(
+                f"requirement {id_!r} is unproved, its tests were skipped: {', '.join(tests)}",
+                red=True,
+            )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch the whole run: a hook of this file alone would see the tests beside it only."""
+    config.pluginmanager.register(RequirementTies())
+
+
+@pytest.fixture(scope="session")
+def requirement_ties() -> type[RequirementTies]:
+    """The class that watches a run."""
+    return RequirementTies
 
 
 @pytest.fixture(scope="session")

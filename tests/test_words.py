@@ -23,8 +23,11 @@ UNFINISHED = re.compile(
     r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b|NotImplemented" + "Error"
 )
 """Marks of what is not done; put together here so that this file does not hold them."""
-PLACES = re.compile(r"/wor" + r"k/|/home/\w+/|py" + r"pi\.org|files\.pythonhosted|Users/\w+/")
-"""Folders of one machine, and hosts of package indexes."""
+PLACES = re.compile(
+    r"(?<![\w.:/-])/(?:home|Users|root|work|workspaces?|mnt|media|srv|scratch|data)/[\w.-]+"
+    r"|py" + r"pi\.org|files\.python" + r"hosted"
+)
+"""Absolute home, workspace and storage folders of any machine, and hosts of package indexes."""
 
 
 def tokens_of(file: Path) -> list[tokenize.TokenInfo]:

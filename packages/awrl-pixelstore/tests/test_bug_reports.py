@@ -72,7 +72,7 @@ def make_consumer(store: PixelStoreClient) -> Any:
     return ray.remote(num_cpus=0)(Consumer).remote(store)
 
 
-def test_br_21_consumers_caches_empty_with_the_store(
+def test_consumers_caches_empty_with_the_store(
     store: PixelStoreClient, make_array: MakeArray
 ) -> None:
     consumers = [make_consumer(store) for _ in range(2)]
@@ -93,7 +93,7 @@ def test_br_21_consumers_caches_empty_with_the_store(
         ray.kill(consumer)
 
 
-def test_br_22_one_batched_get_names_what_is_missing_and_keeps_the_rest(
+def test_one_batched_get_names_what_is_missing_and_keeps_the_rest(
     store: PixelStoreClient, make_array: MakeArray
 ) -> None:
     images = [make_array(seed, (1000, 1000, 4)) for seed in range(30)]
@@ -122,7 +122,7 @@ def count_fetches(actor: Any) -> None:
     actor._fetch = counting
 
 
-def test_br_23_ten_gets_of_one_large_image_share_one_copy(
+def test_ten_gets_of_one_large_image_share_one_copy(
     store: PixelStoreClient, make_array: MakeArray
 ) -> None:
     image = make_array(0, (4000, 4000, 4))
@@ -148,7 +148,8 @@ def create_in_eight_threads(process: int) -> list[tuple[str, str]]:
         return list(threads.map(create_and_put, range(8), [process] * 8))
 
 
-def test_br_24_sixteen_creators_get_one_store_that_outlives_their_handles(cluster: None) -> None:
+@pytest.mark.requirement("pixel-store-actor")
+def test_sixteen_creators_get_one_store_that_outlives_their_handles(cluster: None) -> None:
     task: Any = ray.remote(num_cpus=0)(create_in_eight_threads)
     elsewhere = task.remote(0)
     made = create_in_eight_threads(1) + ray.get(elsewhere)
@@ -169,7 +170,7 @@ def test_br_24_sixteen_creators_get_one_store_that_outlives_their_handles(cluste
     fresh.close()
 
 
-def test_br_25_memory_of_a_cleared_store_is_used_again(make_array: MakeArray) -> None:
+def test_memory_of_a_cleared_store_is_used_again(make_array: MakeArray) -> None:
     store = get_or_create_pixel_store("clear", config=PixelStoreConfig(max_bytes=1100 * MB))
     shard = process_of("clear")
     peaks: list[int] = []
@@ -187,9 +188,8 @@ def test_br_25_memory_of_a_cleared_store_is_used_again(make_array: MakeArray) ->
     store.close()
 
 
-def test_br_26_a_group_of_four_shares_one_screenshot(
-    store: PixelStoreClient, make_png: MakePng
-) -> None:
+@pytest.mark.requirement("keys-travel")
+def test_a_group_of_four_shares_one_screenshot(store: PixelStoreClient, make_png: MakePng) -> None:
     screenshot = make_png(0, 1000, 1000)
     assert len(screenshot) > 3 * MB
     keys = {store.put(screenshot, trajectory_id=f"sibling-{number}") for number in range(4)}
@@ -203,9 +203,7 @@ def test_br_26_a_group_of_four_shares_one_screenshot(
     assert store.statistics().num_references == 0
 
 
-def test_br_27_a_key_is_not_mistaken_for_an_image(
-    store: PixelStoreClient, make_array: MakeArray
-) -> None:
+def test_a_key_is_not_mistaken_for_an_image(store: PixelStoreClient, make_array: MakeArray) -> None:
     key = store.put(make_array(), trajectory_id="a")
     with pytest.raises(AttributeError, match="'str' object has no attribute 'shape'"):
         key.shape  # noqa: B018  # pyright: ignore

@@ -89,6 +89,7 @@ async def _go_round(store: PixelStoreClient, images: list[NDArray[np.uint8]]) ->
         await store.get_many_async(keys)
 
 
+@pytest.mark.requirement("pixel-store-actor")
 def test_awaiting_calls_go_round(store: PixelStoreClient, make_array: MakeArray) -> None:
     asyncio.run(_go_round(store, [make_array(1), make_array(2)]))
 
@@ -103,6 +104,7 @@ class Worker:
         return await self._store.put_async(image, trajectory_id=trajectory_id)
 
 
+@pytest.mark.requirement("keys-travel")
 def test_the_client_pickles_into_actors(store: PixelStoreClient, make_array: MakeArray) -> None:
     worker: Any = ray.remote(num_cpus=0)(Worker).remote(store)
     key: str = ray.get(worker.put.remote(make_array(), "a"))
@@ -129,6 +131,7 @@ def test_refusals_arrive_as_types_and_name_the_limit(
         small.close()
 
 
+@pytest.mark.requirement("pixel-store-actor")
 def test_two_runs_on_one_cluster_never_meet(store: PixelStoreClient, make_array: MakeArray) -> None:
     other = get_or_create_pixel_store("another-run")
     try:

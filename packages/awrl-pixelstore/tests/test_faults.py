@@ -1,4 +1,4 @@
-"""Shards that die or hang while they are asked. `BR-27` and `BR-24` in their hard forms."""
+"""Shards that die or hang while they are asked."""
 
 import asyncio
 import os
@@ -75,7 +75,7 @@ def copy_of(store: PixelStoreClient) -> PixelStoreClient:
     return PixelStoreClient(store.spec)
 
 
-def test_br_27_a_shard_killed_in_mid_get_gives_a_typed_error_and_missing_names_the_lost(
+def test_a_shard_killed_in_mid_get_gives_a_typed_error_and_missing_names_the_lost(
     make_array: MakeArray,
 ) -> None:
     store = get_or_create_pixel_store("killed", num_shards=2)

@@ -93,6 +93,7 @@ def test_equal_content_of_one_node_shares_one_entry_whoever_puts_it(
     assert len(set(keys)) == 1
 
 
+@pytest.mark.requirement("keys-travel")
 def test_one_call_a_shard_whatever_the_number_of_keys(
     make_store: MakeStore, make_array: MakeArray
 ) -> None:

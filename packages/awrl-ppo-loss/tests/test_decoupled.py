@@ -92,6 +92,7 @@ def test_the_cap_acts_as_it_says_and_is_counted(
     assert out.denominator.item() == 1
 
 
+@pytest.mark.requirement("decoupled-ratio")
 def test_the_staleness_weight_is_never_clipped_by_ppo() -> None:
     out = decoupled_ppo_loss(row(0), row(0), row(-3.0), row(1), ONE)
     assert out.loss.item() == pytest.approx(-math.exp(3), rel=1e-6)

@@ -198,6 +198,7 @@ def options_of(objective: str) -> st.SearchStrategy[Options]:
     )
 
 
+@pytest.mark.requirement("decoupled-ratio")
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-5), (torch.bfloat16, 2e-5)]
 )

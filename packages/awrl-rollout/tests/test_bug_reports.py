@@ -76,7 +76,7 @@ def with_server(body: Callable[[HeldServer, str], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_br10_a_group_delivers_seven_siblings_and_names_the_error_of_the_eighth() -> None:
+def test_a_group_delivers_seven_siblings_and_names_the_error_of_the_eighth() -> None:
     heard: list[str] = []
 
     async def workflow(request: EpisodeRequest, context: EpisodeContext) -> EpisodeResult:
@@ -109,7 +109,7 @@ def test_br10_a_group_delivers_seven_siblings_and_names_the_error_of_the_eighth(
     assert heard == ["workflow_error at workflow: ValueError: x"] * 3
 
 
-def test_br15_sixteen_requests_in_flight_outlive_an_update_that_keeps_them() -> None:
+def test_sixteen_requests_in_flight_outlive_an_update_that_keeps_them() -> None:
     async def body(server: HeldServer, url: str) -> None:
         async with SGLangClient(url) as client, asyncio.TaskGroup() as group:
             generator = InterruptibleGenerator(client)
@@ -132,7 +132,7 @@ def test_br15_sixteen_requests_in_flight_outlive_an_update_that_keeps_them() -> 
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_br16_no_client_sends_between_the_first_pause_and_the_last_resume(is_broken: bool) -> None:
+def test_no_client_sends_between_the_first_pause_and_the_last_resume(is_broken: bool) -> None:
     """Two kinds of clients share one server: training episodes and evaluation."""
     log: list[str] = []
     clock = VirtualClock()
@@ -201,9 +201,7 @@ class InTurn:
         return await self.clients.pop(0).generate(request)
 
 
-def test_br20a_a_turn_whose_first_reply_comes_late_is_there_once_and_the_delivered_one_wins() -> (
-    None
-):
+def test_a_turn_whose_first_reply_comes_late_is_there_once_and_the_delivered_one_wins() -> None:
     async def body(server: HeldServer, url: str) -> None:
         impatient = SGLangClientConfig(generate_deadline_s=1.0)
         async with SGLangClient(url, config=impatient) as first, SGLangClient(url) as second:

@@ -84,6 +84,7 @@ def test_a_callback_that_cannot_be_delivered_is_counted_and_raises_nothing() -> 
     asyncio.run(main())
 
 
+@pytest.mark.requirement("http-callback")
 def test_a_batch_fills_through_the_callback_alone() -> None:
     async def main() -> None:
         manager = StalenessManager(

@@ -76,6 +76,7 @@ class Rig:
         await settle()
 
 
+@pytest.mark.requirement("pending-results-queue")
 def test_complete_groups_reach_the_trainer_and_publishing_admits_the_next() -> None:
     rig = Rig(source=endless_groups(2))
 
@@ -153,7 +154,7 @@ def test_a_rejected_group_returns_its_budget() -> None:
     rig.run(body)
 
 
-def test_br09_a_wait_for_a_batch_that_cannot_fill_raises_with_the_reason() -> None:
+def test_a_wait_for_a_batch_that_cannot_fill_raises_with_the_reason() -> None:
     rig = Rig(source=endless_groups(4))
 
     async def body() -> None:
@@ -163,7 +164,8 @@ def test_br09_a_wait_for_a_batch_that_cannot_fill_raises_with_the_reason() -> No
     rig.run(body)
 
 
-def test_br11_ready_groups_leave_oldest_first_and_none_is_lost() -> None:
+@pytest.mark.requirement("pending-results-queue")
+def test_ready_groups_leave_oldest_first_and_none_is_lost() -> None:
     rig = Rig(source=endless_groups(1, limit=10), batch=10, slots=(10,))
 
     async def body() -> None:
@@ -179,7 +181,7 @@ def test_br11_ready_groups_leave_oldest_first_and_none_is_lost() -> None:
     rig.run(body)
 
 
-def test_br18_evaluation_reaches_the_worker_as_such_and_touches_no_counter() -> None:
+def test_evaluation_reaches_the_worker_as_such_and_touches_no_counter() -> None:
     rig = Rig()
 
     async def body() -> None:
@@ -235,6 +237,7 @@ def test_a_worker_that_hangs_is_dead_after_its_deadline_and_can_be_replaced() ->
     rig.run(body)
 
 
+@pytest.mark.requirement("http-callback")
 def test_a_lost_callback_costs_a_poll_interval_and_a_repeated_one_nothing() -> None:
     rig = Rig(source=endless_groups(1), batch=1)
 
@@ -266,6 +269,7 @@ def test_an_episode_without_a_record_is_a_fault_after_its_deadline() -> None:
     rig.run(body)
 
 
+@pytest.mark.requirement("stale-dropped-at-collection")
 def test_stale_members_are_marked_and_stale_groups_dropped() -> None:
     rig = Rig(source=endless_groups(2), batch=2, eta=1)
 

@@ -141,7 +141,7 @@ def test_the_breaker_stops_admission_and_the_trainer() -> None:
     clock.run(main())
 
 
-def test_br05_no_entry_point_starts_training_without_capacity() -> None:
+def test_no_entry_point_starts_training_without_capacity() -> None:
     worker, clock = ScriptedWorker(num_slots=8), VirtualClock()
 
     async def main() -> None:
@@ -164,7 +164,7 @@ def test_br05_no_entry_point_starts_training_without_capacity() -> None:
     clock.run(main())
 
 
-def test_br05_eleven_hundred_finished_episodes_wait_for_a_late_consumer() -> None:
+def test_eleven_hundred_finished_episodes_wait_for_a_late_consumer() -> None:
     clock = VirtualClock()
 
     async def main() -> None:
@@ -196,7 +196,7 @@ class Generation:
         self.log.append(f"resume {self.name}")
 
 
-def test_br16_all_clients_pause_before_the_weights_and_resume_after_an_error() -> None:
+def test_all_clients_pause_before_the_weights_and_resume_after_an_error() -> None:
     log: list[str] = []
     clock = VirtualClock()
 

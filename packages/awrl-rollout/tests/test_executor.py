@@ -52,7 +52,7 @@ def outcomes(records: list[EpisodeRecord]) -> list[Outcome]:
 
 
 @pytest.mark.parametrize("bad", ["none", "raise"])
-def test_br08_a_batch_with_filtered_or_failed_members_returns_promptly(bad: str) -> None:
+def test_a_batch_with_filtered_or_failed_members_returns_promptly(bad: str) -> None:
     async def main() -> None:
         async with WorkflowExecutor(by_payload, num_slots=2, clock=clock) as executor:
             items = requests("a", f"{bad}1", "b", f"{bad}2")
@@ -66,7 +66,7 @@ def test_br08_a_batch_with_filtered_or_failed_members_returns_promptly(bad: str)
     assert clock.time() == 0.0
 
 
-def test_br09_a_hanging_and_a_raising_task_free_their_slots_with_reasons() -> None:
+def test_a_hanging_and_a_raising_task_free_their_slots_with_reasons() -> None:
     async def main() -> None:
         async with WorkflowExecutor(
             by_payload, num_slots=2, deadline_s=0.2, clock=clock
@@ -89,7 +89,7 @@ def test_br09_a_hanging_and_a_raising_task_free_their_slots_with_reasons() -> No
     clock.run(main())
 
 
-def test_br10_one_failed_member_harms_no_sibling_and_keeps_its_error() -> None:
+def test_one_failed_member_harms_no_sibling_and_keeps_its_error() -> None:
     async def main() -> None:
         async with WorkflowExecutor(by_payload, num_slots=8) as executor:
             names = [f"raise{i}" if i == 5 else f"ok{i}" for i in range(8)]
@@ -103,7 +103,7 @@ def test_br10_one_failed_member_harms_no_sibling_and_keeps_its_error() -> None:
     VirtualClock().run(main())
 
 
-def test_br19_closing_over_a_task_that_never_finishes_is_bounded_and_repeatable() -> None:
+def test_closing_over_a_task_that_never_finishes_is_bounded_and_repeatable() -> None:
     async def main() -> None:
         async with WorkflowExecutor(by_payload, num_slots=1) as executor:
             executor.submit(requests("hang", "queued"))
@@ -119,7 +119,7 @@ def test_br19_closing_over_a_task_that_never_finishes_is_bounded_and_repeatable(
     VirtualClock().run(main())
 
 
-def test_br19_a_workflow_that_refuses_to_be_cancelled_is_left_behind_with_a_warning(
+def test_a_workflow_that_refuses_to_be_cancelled_is_left_behind_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def stubborn(item: EpisodeRequest, context: EpisodeContext) -> EpisodeResult:
@@ -145,7 +145,7 @@ def test_br19_a_workflow_that_refuses_to_be_cancelled_is_left_behind_with_a_warn
     assert "refuse to be cancelled" in caplog.text
 
 
-def test_br20_an_always_failing_workflow_runs_exactly_the_allowed_attempts() -> None:
+def test_an_always_failing_workflow_runs_exactly_the_allowed_attempts() -> None:
     async def main() -> None:
         retry = RetryPolicy(max_retries=3, base_delay_s=1.0, jitter=0.0)
         async with WorkflowExecutor(
@@ -163,6 +163,7 @@ def test_br20_an_always_failing_workflow_runs_exactly_the_allowed_attempts() -> 
     assert clock.time() == 1.0 + 2.0 + 4.0
 
 
+@pytest.mark.requirement("everlasting-slots")
 def test_a_slot_starts_the_next_episode_at_once() -> None:
     async def main() -> None:
         async with WorkflowExecutor(by_payload, num_slots=2, clock=clock) as executor:

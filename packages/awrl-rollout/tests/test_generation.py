@@ -71,6 +71,7 @@ def test_an_answer_in_pieces_equals_the_uncut_one(cuts: list[int], budget: int, 
     assert list(result.versions) == sorted(result.versions)
 
 
+@pytest.mark.requirement("in-place-update-any-time")
 @pytest.mark.parametrize("position", range(9))
 def test_a_cut_at_every_position_resubmits_prompt_plus_tokens(position: int) -> None:
     wanted = request()
@@ -85,13 +86,14 @@ def test_a_cut_at_every_position_resubmits_prompt_plus_tokens(position: int) -> 
     assert second.images == IMAGES
 
 
-def test_br_12_tokens_carry_the_version_that_the_server_answered_with() -> None:
+@pytest.mark.requirement("in-place-update-any-time")
+def test_tokens_carry_the_version_that_the_server_answered_with() -> None:
     client = ScriptedClient([Cut(num_tokens=3, next_version=11)], version=10, end_token_id=-1)
     result = run(InterruptibleGenerator(client).generate(request(max_new_tokens=5)))
     assert result.versions == (10, 10, 10, 11, 11)
 
 
-def test_br_13_tokens_logprobs_and_versions_have_one_length_after_a_cut() -> None:
+def test_tokens_logprobs_and_versions_have_one_length_after_a_cut() -> None:
     client = ScriptedClient([Cut(num_tokens=3, next_version=11)], version=10, end_token_id=-1)
     result = run(InterruptibleGenerator(client).generate(request(max_new_tokens=5)))
     assert len(result.output_ids) == len(result.logprobs) == len(result.versions) == 5
@@ -100,7 +102,7 @@ def test_br_13_tokens_logprobs_and_versions_have_one_length_after_a_cut() -> Non
     assert VersionSpan.of(result.versions, mask) == VersionSpan(oldest=11, newest=11)
 
 
-def test_br_14_every_attempt_carries_all_settings_and_the_request_is_unchanged() -> None:
+def test_every_attempt_carries_all_settings_and_the_request_is_unchanged() -> None:
     wanted = request()
     before = msgspec.json.encode(wanted)
     client = ScriptedClient([Cut(num_tokens=2), Cut(num_tokens=1)], end_token_id=-1)
@@ -116,14 +118,14 @@ def test_br_14_every_attempt_carries_all_settings_and_the_request_is_unchanged()
     assert [attempt.max_new_tokens for attempt in client.attempts] == [9, 7, 6, 9]
 
 
-def test_br_20_a_lost_reply_adds_nothing_and_the_delivered_one_wins() -> None:
+def test_a_lost_reply_adds_nothing_and_the_delivered_one_wins() -> None:
     client = ScriptedClient([Cut(num_tokens=2), FailedAttempt()], end_token_id=-1)
     result = run(InterruptibleGenerator(client, sleep=Sleeps()).generate(request()))
     assert result.output_ids == run(ScriptedClient(end_token_id=-1).generate(request())).output_ids
     assert client.attempts[1] == client.attempts[2]
 
 
-def test_br_20_failures_in_a_row_are_bounded_and_the_last_error_is_told() -> None:
+def test_failures_in_a_row_are_bounded_and_the_last_error_is_told() -> None:
     client = ScriptedClient([FailedAttempt(message=f"failure {i}") for i in range(10)])
     sleeps = Sleeps()
     config = GenerationConfig(max_failures=3, first_backoff_s=0.5, max_backoff_s=1.0)
@@ -157,7 +159,7 @@ def test_a_refused_request_is_not_repeated() -> None:
     assert client.num_calls == 1
 
 
-def test_br_53_cuts_without_a_token_are_spaced_after_the_first() -> None:
+def test_cuts_without_a_token_are_spaced_after_the_first() -> None:
     client = ScriptedClient([Cut() for _ in range(5)], end_token_id=-1)
     sleeps = Sleeps()
     run(InterruptibleGenerator(client, sleep=sleeps).generate(request()))
@@ -183,7 +185,8 @@ def test_a_server_that_stays_silent_ends_at_the_deadline() -> None:
     assert generator.statistics().num_running == 0
 
 
-def test_br_16_no_attempt_is_sent_between_pause_and_resume() -> None:
+@pytest.mark.requirement("pause-around-the-copy")
+def test_no_attempt_is_sent_between_pause_and_resume() -> None:
     async def scenario() -> None:
         client = ScriptedClient()
         generator = InterruptibleGenerator(client)

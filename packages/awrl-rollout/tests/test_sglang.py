@@ -238,7 +238,7 @@ def test_a_server_that_dies_at_start_is_named_with_its_code_and_the_end_of_its_l
     asyncio.run(scenario())
 
 
-def test_br_15_an_update_that_keeps_requests_never_asks_for_an_abort() -> None:
+def test_an_update_that_keeps_requests_never_asks_for_an_abort() -> None:
     async def scenario() -> None:
         async with served() as (recorder, client):
             bucket = WeightBucket(names=["a"], dtypes=["float32"], shapes=[[2, 3]])
@@ -296,7 +296,7 @@ def test_weight_calls_send_sglang_s_fields() -> None:
     asyncio.run(scenario())
 
 
-def test_br_53_flush_waits_for_the_server_to_be_idle() -> None:
+def test_flush_waits_for_the_server_to_be_idle() -> None:
     async def answers(recorder: Recorder, _: web.Request) -> web.Response:
         is_idle = len(recorder.calls) > 3
         return web.Response(status=200 if is_idle else 400, text="busy")
@@ -309,7 +309,7 @@ def test_br_53_flush_waits_for_the_server_to_be_idle() -> None:
     asyncio.run(scenario())
 
 
-def test_br_53_flush_of_a_server_that_stays_busy_ends_with_a_clear_error() -> None:
+def test_flush_of_a_server_that_stays_busy_ends_with_a_clear_error() -> None:
     async def answers(_: Recorder, __: web.Request) -> web.Response:
         return web.Response(status=400, text="busy")
 

@@ -56,7 +56,7 @@ def test_a_source_that_can_give_nothing_is_refused(
 
 
 @pytest.mark.parametrize("num_epochs", [None, 1])
-def test_br17_the_end_of_the_data_is_no_hang(num_epochs: int | None) -> None:
+def test_the_end_of_the_data_is_no_hang(num_epochs: int | None) -> None:
     async def main() -> int:
         manager = StalenessManager(
             StalenessConfig(max_concurrent=2, consumer_batch_size=2, max_off_policyness=0)

@@ -5,6 +5,7 @@ from awrl_rollout import EpisodeResult, Outcome, SyncPool, VirtualClock
 from awrl_rollout.testing import make_group, scripted_workflow
 
 
+@pytest.mark.requirement("synchronous-baseline")
 def test_a_round_waits_for_its_slowest_and_pays_warm_up_and_tear_down() -> None:
     clock = VirtualClock()
     events: list[str] = []

@@ -1,5 +1,6 @@
 """The formula."""
 
+import pytest
 from awrl_staleness import Capacity, compute_capacity
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 COUNT = st.integers(0, 50)
 
 
+@pytest.mark.requirement("bounded-staleness")
 @given(eta=st.integers(0, 5), batch=st.integers(1, 20), version=COUNT, extra=COUNT, running=COUNT)
 def test_with_b_episodes_a_version_it_is_the_published_formula(
     eta: int, batch: int, version: int, extra: int, running: int

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def test_br07_a_dropped_group_counts_as_done() -> None:
+def test_a_dropped_group_counts_as_done() -> None:
     cursor = ResumeCursor()
     for _ in range(10):
         cursor.issue()

@@ -289,5 +289,5 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.manager.snapshot().episodes == ()
 
 
-TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine = pytest.mark.requirement("bounded-staleness")(LedgerMachine.TestCase)
 TestLedgerMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)

@@ -29,7 +29,7 @@ def run_to_queue(manager: StalenessManager, *ids: str) -> None:
         manager.finish(episode_id)
 
 
-def test_br01_capacity_after_a_resume_is_the_budget_whatever_the_version() -> None:
+def test_capacity_after_a_resume_is_the_budget_whatever_the_version() -> None:
     config = StalenessConfig(max_concurrent=1000, consumer_batch_size=16, max_off_policyness=2)
     for version in (0, 10):
         first = StalenessManager(config, version=version)
@@ -37,7 +37,7 @@ def test_br01_capacity_after_a_resume_is_the_budget_whatever_the_version() -> No
         assert (manager.capacity().value, manager.version, lost) == (48, version, ())
 
 
-def test_br02_queued_running_accepted_and_rejected_are_told_apart() -> None:
+def test_queued_running_accepted_and_rejected_are_told_apart() -> None:
     manager = make()
 
     def counts() -> tuple[int, int, int, int]:
@@ -59,7 +59,8 @@ def test_br02_queued_running_accepted_and_rejected_are_told_apart() -> None:
     assert counts() == (1, 0, 1, 1)
 
 
-def test_br03_a_trajectory_is_kept_iff_it_lies_at_most_eta_behind() -> None:
+@pytest.mark.requirement("bounded-staleness")
+def test_a_trajectory_is_kept_iff_it_lies_at_most_eta_behind() -> None:
     strict, loose = make(eta=0), make(eta=2)
     assert strict.is_fresh(5, 5)
     assert not strict.is_fresh(5, 6)
@@ -67,7 +68,8 @@ def test_br03_a_trajectory_is_kept_iff_it_lies_at_most_eta_behind() -> None:
     assert not loose.is_fresh(3, 6)
 
 
-def test_br04_consuming_creates_no_capacity_but_publishing_does() -> None:
+@pytest.mark.requirement("generation-overlaps-training")
+def test_consuming_creates_no_capacity_but_publishing_does() -> None:
     manager = make()
     run_to_queue(manager, *"abcd")
     assert manager.capacity().value == 0
@@ -77,7 +79,7 @@ def test_br04_consuming_creates_no_capacity_but_publishing_does() -> None:
     assert manager.capacity().value == 4
 
 
-def test_br05_every_entry_point_is_refused_while_capacity_is_zero() -> None:
+def test_every_entry_point_is_refused_while_capacity_is_zero() -> None:
     manager = make()
     run_to_queue(manager, *"abcd")
     manager.enqueue("e")
@@ -89,7 +91,7 @@ def test_br05_every_entry_point_is_refused_while_capacity_is_zero() -> None:
     assert manager.statistics().num_running == 0
 
 
-def test_br05_eleven_hundred_finished_episodes_are_all_retrievable() -> None:
+def test_eleven_hundred_finished_episodes_are_all_retrievable() -> None:
     manager = make(batch=2000, concurrent=2000)
     ids = [f"e{index}" for index in range(1100)]
     run_to_queue(manager, *ids)
@@ -97,7 +99,7 @@ def test_br05_eleven_hundred_finished_episodes_are_all_retrievable() -> None:
     assert manager.publish(1) == 1100
 
 
-def test_br06_a_discarded_item_leaves_a_hole_that_can_be_filled() -> None:
+def test_a_discarded_item_leaves_a_hole_that_can_be_filled() -> None:
     manager = make()
     run_to_queue(manager, *"abc")
     assert manager.try_admit("d")

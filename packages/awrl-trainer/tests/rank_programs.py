@@ -117,7 +117,7 @@ def three_sgd_steps(_: Path) -> Any:
 
 @program
 def mixed_images(_: Path) -> Any:
-    """BR-45: one rank has images where the other has none."""
+    """One rank has images where the other has none."""
     actor = FSDPActor(TinyImagePolicy(), sgd(), collate=collate_images)
     metrics: list[dict[str, float]] = []
     for step in range(3):
@@ -151,14 +151,14 @@ def mini_batches_by_epochs(_: Path) -> Any:
 
 @program
 def few_rows(_: Path) -> Any:
-    """BR-41: fewer rows than ranks."""
+    """Fewer rows than ranks."""
     actor = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
     return [actor.update(make_rows(1, seed=3))], full_weights(actor.policy)
 
 
 @program
 def unequal_token_counts(_: Path) -> Any:
-    """BR-40: five trainable tokens on one rank, one on the other."""
+    """Five trainable tokens on one rank, one on the other."""
     actor = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
     rows: list[TrainRow] = []
     for count, advantage in ((5, -1.0), (1, -7.0)):
@@ -210,7 +210,7 @@ def collate_fails_on_one_rank(_: Path) -> Any:
 
 @program
 def global_norm_and_skip(_: Path) -> Any:
-    """BR-46: gradients [3, 0] and [0, 4]; then NaN on the last rank only."""
+    """Gradients [3, 0] and [0, 4]; then NaN on the last rank only."""
     rank, world = dist.get_rank(), dist.get_world_size()
     module = nn.Linear(4, 1, bias=False)
     nn.init.zeros_(module.weight)
@@ -232,7 +232,7 @@ def global_norm_and_skip(_: Path) -> Any:
 
 @program
 def bfloat16_compute(_: Path) -> Any:
-    """BR-47: 100 small steps survive in the float32 master weights."""
+    """100 small steps survive in the float32 master weights."""
     module = PolicyModule(TinyPolicy())
     shard_module(module, data_parallel_mesh("cpu"), compute_dtype=torch.bfloat16)
     optimizer = SteppedOptimizer(
@@ -252,7 +252,7 @@ def bfloat16_compute(_: Path) -> Any:
 
 @program
 def tied_weights(_: Path) -> Any:
-    """BR-48: one parameter for embedding and head, before, during and after."""
+    """One parameter for embedding and head, before, during and after."""
     actor = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
     names = [spec.name for spec in actor.publish_plan().specs]
     for step in range(3):
@@ -263,7 +263,7 @@ def tied_weights(_: Path) -> Any:
 
 @program
 def meta_init(_: Path) -> Any:
-    """BR-48: built without memory, sharded, filled; trains like the one built with memory."""
+    """Built without memory, sharded, filled; trains like the one built with memory."""
     whole = TinyPolicy().state_dict()
     with parameters_on_meta():
         model = TinyPolicy(seed=9)

@@ -55,7 +55,7 @@ def kept_before_each_write(root: Path, states: Path) -> Generator[None]:
         observers.clear()
 
 
-def test_br_57_a_kill_between_any_two_writes_leaves_a_checkpoint_to_resume_from(
+def test_a_kill_between_any_two_writes_leaves_a_checkpoint_to_resume_from(
     tmp_path: Path, programs: ModuleType
 ) -> None:
     root, states = tmp_path / "root", tmp_path / "states"
@@ -76,7 +76,7 @@ def test_br_57_a_kill_between_any_two_writes_leaves_a_checkpoint_to_resume_from(
     assert seen == {(0, 0), (0, 1), (1, 2)}
 
 
-def test_br_57_a_kill_between_any_two_writes_leaves_a_snapshot_to_load(tmp_path: Path) -> None:
+def test_a_kill_between_any_two_writes_leaves_a_snapshot_to_load(tmp_path: Path) -> None:
     root, states = tmp_path / "root", tmp_path / "states"
     publisher, actor = DiskPublisher(root, keep=1), make_actor()
     publisher.write(actor.sender.named_full_tensors(), 1)

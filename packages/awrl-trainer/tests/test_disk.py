@@ -21,7 +21,8 @@ def write(root: Path, version: int, *, keep: int | None = None) -> Path:
     return DiskPublisher(root, keep=keep).write(WEIGHTS.items(), version)
 
 
-def test_br_57_only_a_whole_and_marked_directory_is_picked(tmp_path: Path) -> None:
+@pytest.mark.requirement("disk-hot-load")
+def test_only_a_whole_and_marked_directory_is_picked(tmp_path: Path) -> None:
     whole = write(tmp_path, 1)
     unmarked = write(tmp_path, 2)
     (unmarked / COMPLETE_MARK).unlink()
@@ -32,7 +33,7 @@ def test_br_57_only_a_whole_and_marked_directory_is_picked(tmp_path: Path) -> No
     assert latest_complete_checkpoint(tmp_path) == whole
 
 
-def test_br_57_a_writer_that_crashes_between_weights_leaves_the_previous_one(
+def test_a_writer_that_crashes_between_weights_leaves_the_previous_one(
     tmp_path: Path,
 ) -> None:
     def crashing() -> Iterator[tuple[str, torch.Tensor]]:
@@ -65,7 +66,7 @@ def test_a_disk_that_refuses_is_a_named_error_and_keeps_the_previous_one(tmp_pat
         (["125", "5"], "125"),
     ],
 )
-def test_br_58_newest_is_the_largest_number(names: list[str], newest: str, tmp_path: Path) -> None:
+def test_newest_is_the_largest_number(names: list[str], newest: str, tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights").write_text(name)
@@ -73,7 +74,7 @@ def test_br_58_newest_is_the_largest_number(names: list[str], newest: str, tmp_p
     assert latest_complete_checkpoint(tmp_path) == tmp_path / newest
 
 
-def test_br_58_retention_keeps_the_newest_and_minus_one_keeps_all(tmp_path: Path) -> None:
+def test_retention_keeps_the_newest_and_minus_one_keeps_all(tmp_path: Path) -> None:
     write(tmp_path, 125)
     write(tmp_path, 5, keep=1)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["version_125"]

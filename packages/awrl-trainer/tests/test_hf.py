@@ -169,7 +169,7 @@ def weights_of(actor: FSDPActor) -> dict[str, torch.Tensor]:
         ("padded", True),
     ],
 )
-def test_br_43_logprobs_of_images_and_text_are_the_same_alone_and_in_every_layout(
+def test_logprobs_of_images_and_text_are_the_same_alone_and_in_every_layout(
     layout: Layout, is_packed: bool
 ) -> None:
     """`is_packed` takes the attention that ends at each row, under all layouts."""

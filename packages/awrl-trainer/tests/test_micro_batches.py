@@ -16,13 +16,13 @@ def real(plan: list[list[MicroBatch]]) -> list[int]:
     return [i for rank in plan for part in rank if not part.is_dummy for i in part.row_indices]
 
 
-def test_br_41_light_and_heavy_rows_end_in_equal_counts() -> None:
+def test_light_and_heavy_rows_end_in_equal_counts() -> None:
     plan = plan_micro_batches(sizes(*[95] * 5, *[20] * 5), num_ranks=2, token_budget=100)
     assert len(plan[0]) == len(plan[1])
     assert sorted(real(plan)) == list(range(10))
 
 
-def test_br_41_ranks_without_enough_rows_get_stand_ins_of_zero_weight() -> None:
+def test_ranks_without_enough_rows_get_stand_ins_of_zero_weight() -> None:
     plan = plan_micro_batches(sizes(95, 95, 95), num_ranks=2, token_budget=100)
     assert [len(rank) for rank in plan] == [2, 2]
     assert [part.is_dummy for part in plan[1]] == [False, True]

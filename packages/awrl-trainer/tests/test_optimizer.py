@@ -37,7 +37,7 @@ def test_weight_decay_spares_vectors() -> None:
     torch.testing.assert_close(module.weight, torch.full((2, 2), 0.9))
 
 
-def test_br_46_a_norm_that_is_not_finite_leaves_weights_state_and_rate() -> None:
+def test_a_norm_that_is_not_finite_leaves_weights_state_and_rate() -> None:
     module = nn.Linear(1, 1, bias=False)
     optimizer = SteppedOptimizer(module, OptimizerConfig(lr=0.1), None)
     before = module.weight.detach().clone()

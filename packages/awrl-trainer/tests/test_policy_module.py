@@ -21,7 +21,7 @@ class FixedLogits(nn.Module):
         return hidden * self.logits
 
 
-def test_br_36_temperature_divides_logits_not_logprobs() -> None:
+def test_temperature_divides_logits_not_logprobs() -> None:
     policy = PolicyModule(FixedLogits([2.0, 0.0]), temperature=0.5)
     answer = policy({"input_ids": torch.tensor([[1, 0]])}, torch.tensor([0]), torch.tensor([0]))
     assert answer.logprobs.tolist() == pytest.approx([-0.018150], abs=1e-6)

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-def test_br_51_a_receiver_killed_in_an_nccl_broadcast_leaves_the_trainer_alive(
+def test_a_receiver_killed_in_an_nccl_broadcast_leaves_the_trainer_alive(
     programs: ModuleType,
 ) -> None:
     """Torch's own watchdog would end the trainer's process when the time-out passes."""

@@ -50,7 +50,7 @@ async def assert_holds(
         assert torch.equal(weights[name], value), name
 
 
-def test_br_51_a_receiver_killed_in_mid_broadcast_costs_itself_only(programs: ModuleType) -> None:
+def test_a_receiver_killed_in_mid_broadcast_costs_itself_only(programs: ModuleType) -> None:
     """Bytes are equal before and after, training goes on, and a new process joins again."""
 
     async def run() -> None:
@@ -86,7 +86,7 @@ def test_br_51_a_receiver_killed_in_mid_broadcast_costs_itself_only(programs: Mo
     asyncio.run(run())
 
 
-def test_br_52_a_taken_port_is_a_clear_error_and_many_stores_bind_at_once() -> None:
+def test_a_taken_port_is_a_clear_error_and_many_stores_bind_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

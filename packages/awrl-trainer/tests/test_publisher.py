@@ -135,6 +135,7 @@ def publisher(*receivers: WeightReceiver, source: RecordingSource | None = None)
     return XcclPublisher(source or RecordingSource(), receivers, SHORT)
 
 
+@pytest.mark.requirement("pause-around-the-copy")
 def test_the_window_pauses_first_switches_with_the_last_bucket_and_resumes_last() -> None:
     log: list[str] = []
     receiver = LoggingReceiver("a", log)
@@ -157,7 +158,7 @@ def test_the_window_pauses_first_switches_with_the_last_bucket_and_resumes_last(
     assert report.window_s >= report.pause_s + report.resume_s
 
 
-def test_br_50_nothing_is_gathered_before_every_receiver_is_paused() -> None:
+def test_nothing_is_gathered_before_every_receiver_is_paused() -> None:
     log: list[str] = []
     receivers = [LoggingReceiver(name, log) for name in "ab"]
     asyncio.run(publisher(*receivers, source=RecordingSource(log)).publish(1))
@@ -178,7 +179,7 @@ def test_a_formed_group_is_used_again() -> None:
 
 
 @pytest.mark.parametrize("method", ["pause_generation", "update_weights_from_distributed"])
-def test_br_51_a_receiver_that_fails_is_left_out_and_the_others_are_served(method: str) -> None:
+def test_a_receiver_that_fails_is_left_out_and_the_others_are_served(method: str) -> None:
     source = RecordingSource()
     well, ill = RecordingReceiver("well"), RecordingReceiver("ill", fails_at=[method])
     report = asyncio.run(publisher(ill, well, source=source).publish(3))
@@ -191,7 +192,7 @@ def test_br_51_a_receiver_that_fails_is_left_out_and_the_others_are_served(metho
 
 
 @pytest.mark.parametrize("part", ["pause", "update"])
-def test_br_51_a_receiver_that_never_answers_ends_in_quarantine_within_the_deadline(
+def test_a_receiver_that_never_answers_ends_in_quarantine_within_the_deadline(
     part: str,
 ) -> None:
     well = RecordingReceiver("well")
@@ -251,7 +252,7 @@ def held(name: str, *shape: int, dtype: str = "float32") -> TensorSpec:
     return TensorSpec(name=name, dtype=dtype, shape=shape)
 
 
-def test_br_49_unknown_missing_and_other_weights_are_named_before_a_byte_is_sent() -> None:
+def test_unknown_missing_and_other_weights_are_named_before_a_byte_is_sent() -> None:
     source = RecordingSource()
     receiver = IndexedFake([held("a", 2, 3, dtype="bfloat16"), held("b", 5), held("extra", 1)])
     with pytest.raises(ManifestMismatchError) as caught:
@@ -266,7 +267,7 @@ def test_br_49_unknown_missing_and_other_weights_are_named_before_a_byte_is_sent
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_br_49_the_number_of_updated_weights_is_the_number_expected(knows: bool) -> None:
+def test_the_number_of_updated_weights_is_the_number_expected(knows: bool) -> None:
     index = [held(name, *value.shape) for name, value in WEIGHTS.items()]
     receiver = IndexedFake(index if knows else None)
     source = RecordingSource()
@@ -281,7 +282,7 @@ def test_other_bytes_than_sent_are_found_and_quarantined() -> None:
     assert "other bytes" in report.quarantined["corrupt"]
 
 
-def test_br_53_a_pause_that_takes_polls_is_waited_for() -> None:
+def test_a_pause_that_takes_polls_is_waited_for() -> None:
     receiver = DrainingFake("draining")
     report = asyncio.run(publisher(receiver).publish(1))
     assert receiver.num_polls == 3

@@ -37,7 +37,7 @@ def row(ids: list[int], mask: list[int], **changes: Any) -> TrainRow:
 def test_a_row_that_contradicts_itself_is_refused_by_name(
     changes: dict[str, Any], message: str
 ) -> None:
-    """BR-39 among them: advantages where the mask belongs."""
+    """Among them: advantages where the mask belongs."""
     with pytest.raises(BatchError, match=message):
         row([1, 2], [0, 1], **changes)
 
@@ -62,7 +62,7 @@ def test_padded_rows_keep_their_tokens_and_mask_the_rest() -> None:
     assert check_batch(batch, rows).tolist() == [2, 3, 5]
 
 
-def test_br_42_labels_of_a_packed_stream_never_cross_a_row() -> None:
+def test_labels_of_a_packed_stream_never_cross_a_row() -> None:
     rows = [row([10, 11, 12], [0, 1, 1]), row([20, 21], [0, 1])]
     batch = collate_packed_text(rows)
     flat = batch.kwargs["input_ids"].reshape(-1)

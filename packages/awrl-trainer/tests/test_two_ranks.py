@@ -33,7 +33,7 @@ def assert_equal_updates(one: Any, two: list[Any]) -> None:
 def test_loss_gradients_and_weights_equal_one_process(
     name: str, on_two_ranks: OnTwoRanks, in_one_process: InOneProcess
 ) -> None:
-    """BR-41 (fewer rows than ranks) among them."""
+    """Fewer rows than ranks among them."""
     assert_equal_updates(in_one_process(name), on_two_ranks(name))
 
 
@@ -48,7 +48,7 @@ def test_later_steps_of_an_update_move_away_from_the_proximal_policy(
     assert metrics[0]["staleness_ratio/capped_fraction"] > 0
 
 
-def test_br_40_tokens_weigh_the_same_on_every_rank(
+def test_tokens_weigh_the_same_on_every_rank(
     on_two_ranks: OnTwoRanks, in_one_process: InOneProcess
 ) -> None:
     two = on_two_ranks("unequal_token_counts")
@@ -56,13 +56,13 @@ def test_br_40_tokens_weigh_the_same_on_every_rank(
     assert_equal_updates(in_one_process("unequal_token_counts"), two)
 
 
-def test_br_45_mixed_images_neither_hang_nor_change_gradients(
+def test_mixed_images_neither_hang_nor_change_gradients(
     on_two_ranks: OnTwoRanks, in_one_process: InOneProcess
 ) -> None:
     assert_equal_updates(in_one_process("mixed_images"), on_two_ranks("mixed_images"))
 
 
-def test_br_46_norm_is_global_and_a_nan_on_one_rank_skips_on_all(on_two_ranks: OnTwoRanks) -> None:
+def test_norm_is_global_and_a_nan_on_one_rank_skips_on_all(on_two_ranks: OnTwoRanks) -> None:
     for clipped, skipped, num_steps, _ in on_two_ranks("global_norm_and_skip"):
         result, weights = clipped
         assert result.grad_norm == pytest.approx(5.0)
@@ -73,21 +73,21 @@ def test_br_46_norm_is_global_and_a_nan_on_one_rank_skips_on_all(on_two_ranks: O
         assert num_steps == 1
 
 
-def test_br_47_master_weights_keep_small_steps(on_two_ranks: OnTwoRanks) -> None:
+def test_master_weights_keep_small_steps(on_two_ranks: OnTwoRanks) -> None:
     for dtypes, weights in on_two_ranks("bfloat16_compute"):
         assert dtypes == {"torch.float32"}
         for value in weights.values():
             torch.testing.assert_close(value, torch.full_like(value, 0.9), rtol=0, atol=1e-4)
 
 
-def test_br_48_tied_weights_stay_tied_and_are_sent_once(on_two_ranks: OnTwoRanks) -> None:
+def test_tied_weights_stay_tied_and_are_sent_once(on_two_ranks: OnTwoRanks) -> None:
     for names, embedding, head in on_two_ranks("tied_weights"):
         assert torch.equal(embedding, head)
         assert names.count("embed.weight") == 1
         assert "lm_head.weight" not in names
 
 
-def test_br_48_a_model_built_without_memory_trains_like_another(on_two_ranks: OnTwoRanks) -> None:
+def test_a_model_built_without_memory_trains_like_another(on_two_ranks: OnTwoRanks) -> None:
     for num_real, weights, eager in on_two_ranks("meta_init"):
         assert num_real == 0
         assert torch.equal(weights["model.embed.weight"], weights["model.lm_head.weight"])
@@ -113,7 +113,7 @@ def test_a_collate_that_fails_on_one_rank_fails_on_all_and_training_goes_on(
         assert torch.equal(value, their_weights[name])
 
 
-def test_br_54_resume_restores_the_version_and_repeats_the_next_step_bit_for_bit(
+def test_resume_restores_the_version_and_repeats_the_next_step_bit_for_bit(
     on_two_ranks: OnTwoRanks,
 ) -> None:
     for version, extra, (metrics, resumed), (weights, resumed_weights) in on_two_ranks("resume"):
@@ -137,7 +137,8 @@ def test_a_checkpoint_of_two_ranks_loads_on_one(
             assert torch.equal(value, their_weights[name])
 
 
-def test_br_47_br_50_gathered_buckets_and_snapshots_hold_the_trainers_bytes_in_one_order(
+@pytest.mark.requirement("xccl-broadcast")
+def test_gathered_buckets_and_snapshots_hold_the_trainers_bytes_in_one_order(
     on_two_ranks: OnTwoRanks,
 ) -> None:
     results = on_two_ranks("published")

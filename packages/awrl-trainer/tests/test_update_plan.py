@@ -21,7 +21,7 @@ def order_of(rows: list[TrainRow], version: int, **changes: object) -> list[int]
     return [i for mini in plan for micro in mini.micro_batches for i in micro.row_indices]
 
 
-def test_br_56_updates_see_the_same_rows_in_different_orders(programs: ModuleType) -> None:
+def test_updates_see_the_same_rows_in_different_orders(programs: ModuleType) -> None:
     rows = programs.make_rows(10)
     first, second = (order_of(rows, version, num_mini_batches=5) for version in (0, 1))
     assert sorted(first) == sorted(second) == list(range(10))
@@ -29,7 +29,7 @@ def test_br_56_updates_see_the_same_rows_in_different_orders(programs: ModuleTyp
     assert order_of(rows, 1, num_mini_batches=5) == second, "a resumed run sees the same order"
 
 
-def test_br_56_epochs_see_mini_batches_in_different_orders(programs: ModuleType) -> None:
+def test_epochs_see_mini_batches_in_different_orders(programs: ModuleType) -> None:
     seen: list[str] = []
 
     def remember(rows: list[TrainRow]) -> Batch:
@@ -47,7 +47,7 @@ def test_br_56_epochs_see_mini_batches_in_different_orders(programs: ModuleType)
     assert len(set(epochs)) == 3
 
 
-def test_br_44_after_shuffle_and_split_each_text_keeps_its_image(programs: ModuleType) -> None:
+def test_after_shuffle_and_split_each_text_keeps_its_image(programs: ModuleType) -> None:
     """The first number of each patch is its image's key."""
     rows = [
         programs.image_row(row, image)
@@ -103,6 +103,7 @@ def test_sequence_mean_counts_rows_that_have_trainable_tokens(programs: ModuleTy
     assert plan[0].denominator == 3.0
 
 
+@pytest.mark.requirement("proximal-snapshot")
 @pytest.mark.parametrize("method", ["recompute", "loglinear", "metrics"])
 def test_all_proximal_methods_agree_on_the_first_step_of_fresh_rows(
     method: str, programs: ModuleType

@@ -37,6 +37,7 @@ def layouts() -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.requirement("roles-on-own-devices", "placement-group-per-role")
 def test_the_published_layout_takes_whole_nodes_of_a_real_cluster(layouts: dict[str, Any]) -> None:
     found = layouts["published"]
     assert found["per_node"] == {"rollout": [8] * 6, "actor": [8, 8], "test-rollout": [8]}
@@ -44,7 +45,7 @@ def test_the_published_layout_takes_whole_nodes_of_a_real_cluster(layouts: dict[
     assert found["num_runs"] == {"rollout": 6, "actor": 2, "test-rollout": 1}
 
 
-def test_a_layout_that_can_not_fit_is_refused_at_once_br_63(layouts: dict[str, Any]) -> None:
+def test_a_layout_that_can_not_fit_is_refused_at_once(layouts: dict[str, Any]) -> None:
     assert "needs 80 GPUs (rollout 64 + actor 16), the cluster has 72" in layouts["infeasible"]
 
 

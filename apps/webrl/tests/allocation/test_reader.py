@@ -15,7 +15,8 @@ def sizes(allocation: Allocation) -> dict[str, int]:
     return {role.name: role.dims.num_devices for role in allocation.roles}
 
 
-def test_the_published_layout_has_48_and_16_separate_devices_br_60() -> None:
+@pytest.mark.requirement("roles-on-own-devices")
+def test_the_published_layout_has_48_and_16_separate_devices() -> None:
     allocation = parse_allocation("sglang[rollout]:d48+fsdp[actor]:d16")
     assert sizes(allocation) == {"rollout": 48, "actor": 16}
     assert allocation.num_devices == 64
@@ -23,7 +24,8 @@ def test_the_published_layout_has_48_and_16_separate_devices_br_60() -> None:
     assert allocation.role("actor").devices == range(48, 64)
 
 
-def test_a_bar_binds_tighter_than_a_plus_br_60() -> None:
+@pytest.mark.requirement("allocation-grammar")
+def test_a_bar_binds_tighter_than_a_plus() -> None:
     allocation = parse_allocation("sglang[r]:d2+fsdp[a]:d4|fsdp[c]:d4")
     assert sizes(allocation) == {"r": 2, "a": 4, "c": 4}
     assert allocation.num_devices == 6
@@ -31,7 +33,7 @@ def test_a_bar_binds_tighter_than_a_plus_br_60() -> None:
     assert not allocation.shares_devices("r", "a")
 
 
-def test_parsing_twice_gives_equal_values_br_60() -> None:
+def test_parsing_twice_gives_equal_values() -> None:
     text = "sglang[r]:d2+fsdp[a]:d4|fsdp[c]:d4"
     assert parse_allocation(text) == parse_allocation(text)
     assert parse_allocation(text) != parse_allocation("sglang[r]:d2+fsdp[a]:d4")
@@ -48,6 +50,7 @@ def test_dims_multiply_and_blanks_are_ignored() -> None:
     assert sizes(allocation) == {"rollout": 8, "actor": 8}
 
 
+@pytest.mark.requirement("allocation-grammar")
 @pytest.mark.parametrize(
     ("text", "position", "words"),
     [
@@ -103,6 +106,7 @@ def test_an_error_survives_pickling() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+@pytest.mark.requirement("allocation-grammar")
 @given(st.text(alphabet="sglangfdpembr[]:+|0123456789 tce.\n", max_size=40))
 def test_reading_is_total(text: str) -> None:
     try:
@@ -115,6 +119,7 @@ def test_reading_is_total(text: str) -> None:
     assert num_devices >= 1
 
 
+@pytest.mark.requirement("roles-on-own-devices")
 @given(
     st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=4),
     st.integers(1, 64),

@@ -74,7 +74,7 @@ def test_a_pool_leaves_no_process_and_no_folder() -> None:
 
 
 def test_five_first_uses_at_once_start_one_browser() -> None:
-    # BR-64: two coroutines created the browser at once, and one of the two was orphaned.
+    # Two coroutines created the browser at once, and one of the two was orphaned.
     async def main() -> tuple[int, int, int]:
         async with _pool(num_slots=5) as pool:
             sessions = [await pool.session() for _ in range(5)]
@@ -92,7 +92,7 @@ def test_five_first_uses_at_once_start_one_browser() -> None:
 
 
 def test_a_launch_that_fails_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # BR-64: the driver had started, the second stage failed, and nothing closed the first.
+    # The driver had started, the second stage failed, and nothing closed the first.
     async def main() -> tuple[list[str], set[int], Path]:
         async with _pool() as pool, await pool.session() as session:
             await _one_episode(session)
@@ -237,7 +237,7 @@ def test_a_slot_is_given_to_the_next_one_who_waits() -> None:
 
 
 def test_a_cancelled_episode_leaves_no_context() -> None:
-    # BR-64: an episode that is cancelled while its page opens must not leave the context open.
+    # An episode that is cancelled while its page opens must not leave the context open.
     async def main() -> list[int]:
         async with _pool() as pool, await pool.session() as session:
             await session.reset(CLEAN, 1)

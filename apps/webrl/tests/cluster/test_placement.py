@@ -20,11 +20,12 @@ def role(name: str, count: int, gpus: float = 1.0, shares: str | None = None) ->
     )
 
 
-def test_ranks_follow_nodes_and_not_bundle_indices_br_61() -> None:
+@pytest.mark.requirement("placement-group-per-role")
+def test_ranks_follow_nodes_and_not_bundle_indices() -> None:
     assert rank_order(["n1", "n2", "n2", "n1"], ["n1", "n2"]) == [0, 3, 1, 2]
 
 
-def test_a_layout_that_can_never_fit_names_both_numbers_br_63() -> None:
+def test_a_layout_that_can_never_fit_names_both_numbers() -> None:
     with pytest.raises(PlacementError, match=r"needs 64 GPUs .* the cluster has 8 on 1 nodes"):
         check_feasible([role("rollout", 48), role("actor", 16)], [node("a")])
 
@@ -33,6 +34,7 @@ def test_48_and_16_fit_eight_nodes_of_eight() -> None:
     check_feasible([role("rollout", 48), role("actor", 16)], [node(f"n{i}") for i in range(8)])
 
 
+@pytest.mark.requirement("test-rollout-sizing")
 def test_a_ninth_node_is_needed_for_eight_test_gpus() -> None:
     roles = [role("rollout", 48), role("actor", 16), role("test-rollout", 8)]
     with pytest.raises(PlacementError, match="needs 72 GPUs"):

@@ -26,6 +26,7 @@ def problem_of(source: str, *overrides: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.requirement("loss-toggles")
 @pytest.mark.parametrize(("decoupled", "recompute", "method"), CHOICES)
 def test_only_the_listed_proximal_combinations_are_valid(
     decoupled: bool, recompute: bool, method: str
@@ -61,6 +62,7 @@ def test_a_weight_cap_without_a_decoupled_loss_is_refused() -> None:
     assert "actor.behav_imp_weight_cap must be unset with use_decoupled_loss = false" in text
 
 
+@pytest.mark.requirement("async-switch")
 def test_zero_servers_need_shared_devices() -> None:
     text = problem_of("laptop", "cluster.n_inference_servers=0")
     assert "must be > 0 when rollout and actor have devices of their own" in text
@@ -70,6 +72,7 @@ def test_zero_servers_need_shared_devices() -> None:
     assert config.capacity == config.rollout.consumer_batch_size
 
 
+@pytest.mark.requirement("async-switch")
 @pytest.mark.parametrize("operator", ["+", "|"])
 def test_a_positive_server_count_must_equal_the_rollout_d(operator: str) -> None:
     allocation = f"allocation_mode=embedded[rollout]:d2{operator}fsdp[actor]:d2"
@@ -86,6 +89,7 @@ def test_sharing_devices_asynchronously_warns_and_uses_gloo() -> None:
     assert load_config("laptop").config.update_backend == "gloo"
 
 
+@pytest.mark.requirement("one-server-per-device")
 @pytest.mark.parametrize(
     ("allocation", "words"),
     [
@@ -101,7 +105,8 @@ def test_roles_that_this_system_can_not_run_are_refused(allocation: str, words: 
     assert words in problem_of("laptop", f"allocation_mode={allocation}")
 
 
-def test_the_total_of_all_roles_must_fit_the_cluster_br_63() -> None:
+@pytest.mark.requirement("roles-on-own-devices", "test-rollout-sizing")
+def test_the_total_of_all_roles_must_fit_the_cluster() -> None:
     text = problem_of("webgym_48_16", "cluster.n_nodes=1")
     assert "must fit the cluster's 8 GPUs (1 nodes x 8), got 64" in text
     text = problem_of("webgym_48_16", "test_rollout.enabled=true")

@@ -81,6 +81,7 @@ def test_tasks_can_be_named_on_the_command_line() -> None:
     assert [(task.name, task.max_steps) for task in full.tasks] == [("a", 3), ("b", None)]
 
 
+@pytest.mark.requirement("ray-scheduler")
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -128,7 +129,7 @@ def test_all_problems_are_reported_together() -> None:
     assert keys == {"sede", "actor.c_clip", "env.num_workers", "seed"}
 
 
-def test_a_misspelt_dual_clip_constant_is_refused_br_32() -> None:
+def test_a_misspelt_dual_clip_constant_is_refused() -> None:
     assert "Did you mean 'actor.c_clip'?" in problem_of("actor.c_clp=3.0")
 
 

@@ -25,6 +25,7 @@ SPELLED = {
 }
 
 
+@pytest.mark.requirement("loss-toggles")
 def test_the_published_keys_are_spelled_exactly_and_exist() -> None:
     assert {row.key for row in PUBLISHED_KEYS} == SPELLED
     assert set(all_keys()) >= SPELLED

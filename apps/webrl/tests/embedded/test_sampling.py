@@ -30,7 +30,7 @@ def frequencies(logits: list[float], **changes: object) -> list[float]:
     return [token_ids.count(token) / NUM_DRAWS for token in range(len(logits))]
 
 
-def test_br_36_the_temperature_divides_the_logits_before_the_softmax() -> None:
+def test_the_temperature_divides_the_logits_before_the_softmax() -> None:
     logits = torch.tensor([[2.0, 0.0]] * 2)
     rows = [row(temperature=0.5, bias=torch.tensor([0.0, -1e9]))] * 2
     token_ids, masked = draw_tokens(logits, rows)

@@ -50,7 +50,7 @@ def test_a_tied_weight_goes_by_either_name_and_is_listed_once() -> None:
         (spec("layer.bias", (3,), torch.bfloat16), "must have dtype float32, got bfloat16"),
     ],
 )
-def test_br_49_what_does_not_fit_is_named(wrong: TensorSpec, message: str) -> None:
+def test_what_does_not_fit_is_named(wrong: TensorSpec, message: str) -> None:
     (problem,) = WeightTable(Tied()).problems([wrong])
     assert re.search(message, problem)
 

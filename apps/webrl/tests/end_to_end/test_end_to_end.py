@@ -14,6 +14,9 @@ from webrl.chaos import KINDS, Blow, examine, torment
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.browser, pytest.mark.timeout(1200)]
 
 
+@pytest.mark.requirement(
+    "ray-scheduler", "fan-out", "xccl-broadcast", "generation-overlaps-training"
+)
 def test_two_servers_and_two_ranks_train_publish_evaluate_and_resume(
     policy: Path, runs: Any, tmp_path: Path
 ) -> None:
@@ -57,12 +60,13 @@ def test_two_servers_and_two_ranks_train_publish_evaluate_and_resume(
     assert "resumed at version 3" in text
     steps = runs.lines(run_dir)
     assert [step["weights/version"] for step in steps] == [1, 2, 3, 4]
-    # BR-54: the first episodes after a resume are of the resumed version.
+    # The first episodes after a resume are of the resumed version.
     assert steps[-1]["off_policyness/max"] <= 1
     resumed = [s for s in runs.samples(run_dir) for step in s["steps"] if 3 in step["versions"]]
     assert resumed
 
 
+@pytest.mark.requirement("synchronous-baseline", "async-switch")
 def test_a_synchronous_run_takes_turns_on_shared_devices(
     policy: Path, runs: Any, tmp_path: Path
 ) -> None:
@@ -106,6 +110,7 @@ def test_a_run_whose_sites_are_down_stops_and_says_so(
     assert "Traceback" not in text
 
 
+@pytest.mark.requirement("everlasting-slots")
 def test_whatever_is_killed_the_run_goes_on_and_an_interrupt_leaves_no_process(
     policy: Path, runs: Any, tmp_path: Path
 ) -> None:

@@ -42,7 +42,7 @@ def test_a_trajectory_survives_its_encoding() -> None:
     assert TRAJECTORY.image_keys == ["k"]
 
 
-def test_a_trajectory_travels_without_pixels_br_26() -> None:
+def test_a_trajectory_travels_without_pixels() -> None:
     assert len(encode_trajectory(TRAJECTORY)) < 1024
 
 

@@ -31,7 +31,7 @@ def items(stream: TaskStream, count: int) -> list[tuple[str, int]]:
     return [(p.definition.name, p.seed) for p in payloads if isinstance(p, EpisodeTask)]
 
 
-def test_every_epoch_visits_every_item_once_in_an_order_of_its_own_br_56() -> None:
+def test_every_epoch_visits_every_item_once_in_an_order_of_its_own() -> None:
     stream = make_stream()
     first, second = items(stream, 10), items(stream, 10)
     assert (
@@ -63,7 +63,7 @@ def test_a_task_whose_seed_changes_nothing_comes_once_an_epoch_and_keeps_its_lab
     }
 
 
-def test_the_stream_never_ends_br_17() -> None:
+def test_the_stream_never_ends() -> None:
     stream = make_stream(num_seeds=3, tasks=("a",))
     assert len(items(stream, 10)) == 10
 
@@ -92,7 +92,7 @@ def test_a_resumed_stream_hands_out_unfinished_groups_first_and_then_goes_on() -
     assert ids == ["1", "3", "4", "5"]
 
 
-def test_a_dropped_group_counts_as_finished_br_07() -> None:
+def test_a_dropped_group_counts_as_finished() -> None:
     stream = make_stream()
     for _ in range(10):
         stream.next_group()
@@ -102,7 +102,7 @@ def test_a_dropped_group_counts_as_finished_br_07() -> None:
     assert (state.next_index, state.again) == (10, [])
 
 
-def test_another_data_set_starts_from_its_beginning_br_55() -> None:
+def test_another_data_set_starts_from_its_beginning() -> None:
     stream = make_stream()
     for _ in range(7):
         stream.next_group()

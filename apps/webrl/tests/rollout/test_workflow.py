@@ -109,7 +109,7 @@ def test_each_step_holds_prompt_tokens_logprobs_and_versions_of_one_length(
     for step in trajectory.steps:
         assert step.is_valid
         assert len(step.output_ids) == len(step.behavior_logprobs) == len(step.versions)
-    # BR-14: every request of the episode carries all settings.
+    # Every request of the episode carries all settings.
     assert {request.max_new_tokens for request in generator.requests} == {9}
     assert {request.temperature for request in generator.requests} == {0.7}
     assert all(request.masked_token_ids for request in generator.requests)

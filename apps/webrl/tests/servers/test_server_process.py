@@ -20,7 +20,7 @@ SERVE = (
 )
 
 
-def test_a_launch_that_exits_at_once_is_an_error_with_its_code_and_log_br_51(
+def test_a_launch_that_exits_at_once_is_an_error_with_its_code_and_log(
     tmp_path: Path,
 ) -> None:
     command = [sys.executable, "-c", "print('no such model'); raise SystemExit(7)"]

@@ -14,7 +14,7 @@ def rank_zero() -> UpdateEngine:
     return UpdateEngine(EngineSpec(policy_path="none", actor=config), 0, 1, no_pixels)
 
 
-def test_br_52_ranks_meet_on_a_port_that_rank_zero_holds_from_the_moment_it_is_told() -> None:
+def test_ranks_meet_on_a_port_that_rank_zero_holds_from_the_moment_it_is_told() -> None:
     engines = [rank_zero() for _ in range(4)]
     places = [engine.rendezvous() for engine in engines]
     assert len({port for _, port in places}) == 4

@@ -103,7 +103,7 @@ def test_each_step_is_a_row_whose_sampled_tokens_alone_are_trainable(
     assert row.num_model_tokens == len(row.input_ids) - 1 + processor.num_image_tokens(224, 160)
 
 
-def test_each_text_keeps_its_own_image_through_the_collator_br_44(
+def test_each_text_keeps_its_own_image_through_the_collator(
     processor: PolicyProcessor, tmp_path: Path
 ) -> None:
     shades = {"a": 40, "b": 200}

@@ -120,6 +120,7 @@ def test_pause_with_abort_answers_everything_and_later_requests_wait(
     run_bounded(scenario)
 
 
+@pytest.mark.requirement("pause-around-the-copy")
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_pause_that_keeps_requests_goes_on_where_it_was(
     server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module, mode: PauseMode

@@ -107,7 +107,7 @@ def test_one_corrupted_weight_is_noticed(
     run_bounded(scenario, deadline_s=120)
 
 
-def test_br_47_a_server_of_another_dtype_is_refused_before_a_byte_is_sent(
+def test_a_server_of_another_dtype_is_refused_before_a_byte_is_sent(
     server: ServerUnderTest, reference: torch.nn.Module
 ) -> None:
     if not server.is_embedded:

@@ -80,6 +80,7 @@ def test_a_broadcast_changes_what_is_sampled_a_seen_image_included(
     run_bounded(scenario)
 
 
+@pytest.mark.requirement("xccl-broadcast")
 @pytest.mark.distributed
 def test_published_weights_are_bit_equal(
     server: ServerUnderTest, reference: torch.nn.Module, rank_zero: RankZero
@@ -103,6 +104,7 @@ def test_published_weights_are_bit_equal(
     run_bounded(scenario)
 
 
+@pytest.mark.requirement("in-place-update-any-time")
 @pytest.mark.distributed
 def test_tokens_around_an_update_carry_the_version_that_made_them(
     server: ServerUnderTest,
@@ -269,9 +271,7 @@ def test_a_bucket_of_one_dtype_may_be_sent_in_that_dtype(
     run_bounded(scenario)
 
 
-def test_br_15_a_new_label_aborts_nothing(
-    server: ServerUnderTest, processor: PolicyProcessor
-) -> None:
+def test_a_new_label_aborts_nothing(server: ServerUnderTest, processor: PolicyProcessor) -> None:
     async def scenario() -> None:
         long = page_request(processor, [SEEN_PAGE], max_new_tokens=60)
         async with SGLangClient(server.url) as client, asyncio.TaskGroup() as group:

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("first_weights_again")
 SEEN_PAGE = page_png(31)
 
 
+@pytest.mark.requirement("disk-hot-load")
 def test_a_checkpoint_on_disk_is_loaded(
     server: ServerUnderTest,
     processor: PolicyProcessor,
@@ -87,6 +88,7 @@ def damage_shape(folder: Path) -> None:
     save_file({**tensors, name: torch.zeros(3)}, folder / "model.safetensors")
 
 
+@pytest.mark.requirement("disk-hot-load")
 @pytest.mark.parametrize(
     "damage",
     [

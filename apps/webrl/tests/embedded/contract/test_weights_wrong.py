@@ -81,7 +81,7 @@ WRONG: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] =
 @pytest.mark.distributed
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize("is_flattened", [True, False])
-def test_br_49_a_broadcast_that_does_not_fit_is_refused_and_changes_nothing(
+def test_a_broadcast_that_does_not_fit_is_refused_and_changes_nothing(
     server: ServerUnderTest,
     reference: torch.nn.Module,
     rank_zero: RankZero,
@@ -137,7 +137,7 @@ def test_sglang_refuses_a_wrong_shape_and_takes_every_other_broadcast(
 
 
 @pytest.mark.distributed
-def test_br_51_a_sender_that_vanishes_costs_the_update_and_not_the_server(
+def test_a_sender_that_vanishes_costs_the_update_and_not_the_server(
     server: ServerUnderTest, rank_zero: RankZero, processor: PolicyProcessor
 ) -> None:
     if not server.is_embedded:
