@@ -162,7 +162,7 @@ class Probes:
         found: dict[str, dict[str, float]] = {}
         for name, probe in self._probes.items():
             probe.load(path)
-            metrics = probe.update(rows)
+            metrics = probe.update(rows).metrics
             found[name] = {short: metrics[key] for short, key in KEPT.items()}
         return found
 

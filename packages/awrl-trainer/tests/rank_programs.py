@@ -111,7 +111,7 @@ def three_sgd_steps(_: Path) -> Any:
         sgd(entropy_coefficient=0.01, kl_coefficient=0.1, masked_token_ids=(30, 31)),
         collate=collate_text,
     )
-    metrics = [actor.update(make_rows(7, seed=step)) for step in range(3)]
+    metrics = [actor.update(make_rows(7, seed=step)).metrics for step in range(3)]
     return metrics, full_weights(actor.policy)
 
 
@@ -122,7 +122,7 @@ def mixed_images(_: Path) -> Any:
     metrics: list[dict[str, float]] = []
     for step in range(3):
         rows = make_rows(5, seed=step)
-        metrics.append(actor.update([image_row(rows[0], step), *rows[1:]]))
+        metrics.append(actor.update([image_row(rows[0], step), *rows[1:]]).metrics)
     return metrics, full_weights(actor.policy)
 
 
@@ -143,7 +143,7 @@ def mini_batches_by_epochs(_: Path) -> Any:
             num_epochs=2,
         )
         actor = FSDPActor(TinyPolicy(), config, collate=collate_text)
-        results.append(([actor.update(make_rows(7))], full_weights(actor.policy)))
+        results.append(([actor.update(make_rows(7)).metrics], full_weights(actor.policy)))
     metrics = [metric for each, _ in results for metric in each]
     weights = {f"{i}/{name}": v for i, (_, ws) in enumerate(results) for name, v in ws.items()}
     return metrics, weights
@@ -153,7 +153,7 @@ def mini_batches_by_epochs(_: Path) -> Any:
 def few_rows(_: Path) -> Any:
     """Fewer rows than ranks."""
     actor = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
-    return [actor.update(make_rows(1, seed=3))], full_weights(actor.policy)
+    return [actor.update(make_rows(1, seed=3)).metrics], full_weights(actor.policy)
 
 
 @program
@@ -176,7 +176,7 @@ def unequal_token_counts(_: Path) -> Any:
                 input_ids=ids, loss_mask=mask, behavior_logprobs=logprobs, advantages=advantage
             )
         )
-    return [actor.update(rows)], full_weights(actor.policy)
+    return [actor.update(rows).metrics], full_weights(actor.policy)
 
 
 @program
@@ -295,7 +295,7 @@ def resume(directory: Path) -> Any:
     other = FSDPActor(TinyPolicy(seed=5), config, collate=collate_text)
     extra = other.load(path)
     version = other.version
-    metrics = [dict(each.update(make_rows(6, seed=9))) for each in (actor, other)]
+    metrics = [dict(each.update(make_rows(6, seed=9)).metrics) for each in (actor, other)]
     weights = [full_weights(each.policy) for each in (actor, other)]
     return version, extra, metrics, weights
 

@@ -128,7 +128,7 @@ def test_all_proximal_methods_agree_on_the_first_step_of_fresh_rows(
                 versions=row.versions,
             )
         )
-    metrics = actor.update(fresh)
+    metrics = actor.update(fresh).metrics
     assert metrics["staleness_ratio/max"] == pytest.approx(1.0, abs=1e-6)
     assert metrics["update_ratio/max"] == pytest.approx(1.0, abs=1e-6)
     assert metrics["clip/fraction"] == 0.0

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 from awrl_rollout import RolloutBatch
-from awrl_trainer import PublishReport
+from awrl_trainer import PublishReport, UpdateResult
 from webrl.cluster.scheduler import RayScheduler, WorkerHandle
 from webrl.errors import RunFailedError
 from webrl.rollout.batch_source import GroupFilter
@@ -26,9 +26,9 @@ class Ranks:
 
     async def async_call_engine(
         self, workers: Sequence[WorkerHandle], method: str, *args: object, timeout_s: float
-    ) -> list[dict[str, float]]:
+    ) -> list[UpdateResult]:
         self._calls.append(method)
-        return [{"policy/version": float(next(self._versions))}]
+        return [UpdateResult(version=next(self._versions), metrics={})]
 
 
 class Source:

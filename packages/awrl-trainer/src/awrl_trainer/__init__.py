@@ -14,7 +14,7 @@ from awrl_trainer.errors import (
     TrainerError,
 )
 from awrl_trainer.materialize import WeightReader, materialize, parameters_on_meta
-from awrl_trainer.metrics import UpdateMetrics
+from awrl_trainer.metrics import UpdateMetrics, UpdateResult
 from awrl_trainer.micro_batches import MicroBatch, RowSize, plan_micro_batches
 from awrl_trainer.model_batches import RowInputs, collate_model_inputs
 from awrl_trainer.policy_module import SplitModel
@@ -74,6 +74,7 @@ __all__ = [
     "TrainRow",
     "TrainerError",
     "UpdateMetrics",
+    "UpdateResult",
     "VerifiableReceiver",
     "WeightReader",
     "WeightReceiver",

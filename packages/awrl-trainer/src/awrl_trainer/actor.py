@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from awrl_trainer.checkpoint import load_checkpoint, save_checkpoint
 from awrl_trainer.config import ActorConfig
 from awrl_trainer.materialize import WeightReader, materialize
-from awrl_trainer.metrics import UpdateMetrics
+from awrl_trainer.metrics import UpdateResult
 from awrl_trainer.optimizer import SteppedOptimizer
 from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.rows import Collate, TrainRow, check_rows
@@ -127,7 +127,7 @@ class FSDPActor:
         """Number of ranks in the mesh."""
         return dist.get_world_size(self.mesh.get_group())
 
-    def update(self, rows: Sequence[TrainRow]) -> UpdateMetrics:
+    def update(self, rows: Sequence[TrainRow]) -> UpdateResult:
         """Update the policy on rows; the version rises unless every step was skipped.
 
         Called on all ranks with the same rows: each takes its share.
@@ -136,7 +136,7 @@ class FSDPActor:
             rows: At least one row.
 
         Returns:
-            Metrics, equal on every rank.
+            Version and metrics, equal on every rank.
 
         Raises:
             BatchError: No rows, a row that this policy can't have sampled, or a `collate` that
@@ -146,8 +146,7 @@ class FSDPActor:
         check_rows(rows, version=self._version, masked_token_ids=self.config.loss.masked_token_ids)
         metrics, is_changed = self._runner.run(rows, self._version)
         self._version += is_changed
-        metrics["policy/version"] = float(self._version)
-        return metrics
+        return UpdateResult(version=self._version, metrics=metrics)
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[np.ndarray]:
         """Return the policy's log-probs of every row's trainable tokens.

@@ -7,6 +7,7 @@ averages never happens. Ranks call `merge_over_ranks` with the same names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,10 +17,27 @@ from torch import Tensor
 
 from awrl_trainer.rows import TrainRow
 
-__all__ = ["UpdateMetrics", "merge_over_ranks", "off_policyness_metrics", "sum_over_ranks"]
+__all__ = [
+    "UpdateMetrics",
+    "UpdateResult",
+    "merge_over_ranks",
+    "off_policyness_metrics",
+    "sum_over_ranks",
+]
 
 UpdateMetrics = dict[str, float]
 """Metrics of one update by name, equal on every rank: `area/what_unit`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateResult:
+    """What an update did, equal on every rank."""
+
+    version: int
+    """Version of the weights now: that from before when every step was skipped."""
+
+    metrics: UpdateMetrics
+    """For reports only."""
 
 
 def merge_over_ranks(

@@ -27,7 +27,7 @@ from awrl_trainer import (
     GroupRequest,
     PublishPlan,
     TrainRow,
-    UpdateMetrics,
+    UpdateResult,
     bind_store,
     connect_store,
 )
@@ -118,7 +118,7 @@ class UpdateEngine:
         )
         return os.getpid()
 
-    def update(self, rows: Sequence[TrainRow]) -> UpdateMetrics:
+    def update(self, rows: Sequence[TrainRow]) -> UpdateResult:
         """Run one update; see ``FSDPActor.update``."""
         return self._built.update(rows)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import ray
 from awrl_pixelstore import PixelStoreClient
 from awrl_rollout import RolloutBatch
-from awrl_trainer import PublishReport, TrainRow, UpdateMetrics
+from awrl_trainer import PublishReport, TrainRow, UpdateResult
 
 from webrl.cluster.scheduler import RayScheduler, WorkerHandle
 from webrl.errors import RunFailedError
@@ -143,9 +143,9 @@ class PPOTrainer:
         prepared_s = self._clock()
         before = replace(self.progress)
         async with self._weights_lock:
-            metrics = await self._update(rows) if rows else None
+            updated = await self._update(rows) if rows else None
             updated_s = self._clock()
-            published = await self._settle(metrics)
+            published = await self._settle(updated)
         published_s = self._clock()
         self._on_update(rows, before)
         await self._release(members)
@@ -153,7 +153,7 @@ class PPOTrainer:
         self.progress.num_trained_episodes += len({row.row_id.partition("#")[0] for row in rows})
         self.progress.train_s += self._clock() - started_s
         return {
-            **(metrics or {}),
+            **(updated.metrics if updated else {}),
             **(published.as_metrics() if published else {}),
             **await self._rollouts.metrics(),
             **self._account(self._clock() - started_s),
@@ -185,16 +185,16 @@ class PPOTrainer:
             logger.warning("%d screenshots are gone; %d rows dropped", len(missing), num_lost)
         return kept, len(rows) - len(kept)
 
-    async def _update(self, rows: Sequence[TrainRow]) -> UpdateMetrics:
+    async def _update(self, rows: Sequence[TrainRow]) -> UpdateResult:
         reference = ray.put(list(rows)) if len(self._ranks) > 1 else list(rows)
         answers = await self._scheduler.async_call_engine(
             self._ranks, "update", reference, timeout_s=UPDATE_DEADLINE_S
         )
         return answers[0]
 
-    async def _settle(self, metrics: UpdateMetrics | None) -> PublishReport | None:
+    async def _settle(self, updated: UpdateResult | None) -> PublishReport | None:
         """Publish when the policy changed, else give the budget back."""
-        version = int(metrics["policy/version"]) if metrics else self.progress.version
+        version = updated.version if updated else self.progress.version
         if version == self.progress.version:
             logger.warning("update skipped: no rows, or a gradient that is not finite")
             self._rollouts.settle()
