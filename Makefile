@@ -26,7 +26,7 @@ test: setup ## all tests that this machine can run
 
 contract: ## the server contract against a real SGLang too (4 GB more), on its CPU engine without a GPU
 	@.ci/setup sglang
-	$(BIN)/python -m pytest -q apps/webrl/tests/embedded/contract $(ARGS)
+	$(BIN)/python -m pytest -q apps/webrl/tests/embedded/contract apps/webrl/tests/sglang $(ARGS)
 
 chaos: setup ## five minutes of training in which processes of every kind are killed
 	$(BIN)/python -m webrl.chaos $(ARGS)

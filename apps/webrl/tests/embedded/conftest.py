@@ -41,8 +41,9 @@ _STOPS: list[Callable[[], None]] = []
 """Stop what the last test here leaves: an idle SGLang takes a fifth of a core from all later tests."""
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Stop the real server once no test of this folder follows."""
+    """Stop the real server once no test of this folder follows, after the last test's fixtures."""
     del item
     if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
         for stop in _STOPS:
