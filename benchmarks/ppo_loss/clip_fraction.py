@@ -32,7 +32,7 @@ from statistics import fmean
 import torch
 from awrl_pixelstore import get_or_create_pixel_store
 from awrl_rollout import EpisodeRecord, EpisodeRequest, SGLangClient
-from awrl_trainer import ActorConfig, DiskPublisher, FSDPActor, TrainRow
+from awrl_trainer import ActorConfig, FSDPActor, SnapshotWriter, TrainRow
 from webrl.cluster.ray_cluster import ray_cluster
 from webrl.config import WebRLConfig, load_config
 from webrl.launch import component_configs
@@ -136,7 +136,7 @@ class Probes:
 
     def __init__(self, job: Job, policy: Path, collate: Collator) -> None:
         self._folder = job.folder / "state"
-        self._publisher = DiskPublisher(job.folder / "snapshots", base=policy, keep=2)
+        self._publisher = SnapshotWriter(job.folder / "snapshots", base=policy, keep=2)
         processor = PolicyProcessor.from_pretrained(policy)
         spec = component_configs.engine_spec(
             job.config, component_configs.server_spec(job.config, str(policy)), processor

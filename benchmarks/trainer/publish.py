@@ -28,14 +28,14 @@ import torch.distributed as dist
 from awrl_trainer import (
     ActorConfig,
     FSDPActor,
-    LocalWeightSource,
+    LocalSource,
     OptimizerConfig,
     PublisherConfig,
-    XcclPublisher,
+    WeightPublisher,
+    WeightSender,
     collate_text,
-    plan_publish,
 )
-from awrl_trainer.testing import GlooReceiverProcess
+from awrl_trainer.testing import ReceiverProcess
 from shapes import SHAPES, config_of
 from transformers import Qwen3VLForConditionalGeneration
 
@@ -119,9 +119,9 @@ async def measure(actor: FSDPActor, args: argparse.Namespace, *, is_whole: bool)
         broadcast_deadline_s=20,
         num_verified_tensors=8,
     )
-    source = LocalWeightSource(actor)
-    async with GlooReceiverProcess("receiver", device=args.receiver_device) as receiver:
-        publisher = XcclPublisher(source, [receiver], limits)
+    source = LocalSource(actor.sender)
+    async with ReceiverProcess("receiver", device=args.receiver_device) as receiver:
+        publisher = WeightPublisher(source, [receiver], limits)
         reports = [await publisher.publish(version) for version in range(args.repeats + 1)]
         figures: dict[str, Any] = {
             f"{part}_s": statistics.median(getattr(r, f"{part}_s") for r in reports[1:])
@@ -130,9 +130,9 @@ async def measure(actor: FSDPActor, args: argparse.Namespace, *, is_whole: bool)
         figures["first_window_s"] = reports[0].window_s
         figures["first_handshake_s"] = reports[0].handshake_s
         if is_whole:
-            names = [spec.name for spec in actor.publish_plan().specs]
+            names = [spec.name for spec in actor.sender.plan.specs]
             async with asyncio.TaskGroup() as group:
-                sent = group.create_task(source.weight_checksums(names))
+                sent = group.create_task(source.send(WeightSender.checksums, names))
                 held = group.create_task(receiver.weight_checksums(names))
             figures["num_weights"] = len(names)
             figures["is_every_weight_equal"] = sent.result() == held.result()
@@ -145,7 +145,7 @@ def run_case(args: argparse.Namespace, case: str, bare_s: float) -> dict[str, An
     """Publish in one way and return its line."""
     actor = build_actor(args, is_overlapped=case == "overlapped")
     if case == "gathered":
-        flats = [actor.sender.gather(bucket) for bucket in actor.publish_plan().buckets]
+        flats = [actor.sender.gather(bucket) for bucket in actor.sender.plan.buckets]
         actor.sender.gather = lambda bucket: flats[bucket.index]
     figures = asyncio.run(measure(actor, args, is_whole=case == "overlapped"))
     return {"case": case, **figures, "broadcast_to_bare": figures["broadcast_s"] / bare_s}
@@ -168,7 +168,7 @@ def main() -> None:
         model = Qwen3VLForConditionalGeneration(config_of(SHAPES[args.shape]))
     head = {"shape": args.shape, "backend": args.backend, "device": args.device}
     head["receiver_device"] = args.receiver_device
-    plan = plan_publish(list(model.named_parameters()), bucket_bytes=args.bucket_mib * 2**20)
+    plan = WeightSender(list(model.named_parameters()), bucket_bytes=args.bucket_mib * 2**20).plan
     sizes = [bucket.num_bytes for bucket in plan.buckets]
     bare_s = measure_bare([args.device, args.receiver_device], args.backend, sizes)
     results: list[dict[str, Any]] = [

@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 from awrl_trainer import (
-    DiskPublisher,
     FSDPActor,
-    LocalWeightSource,
+    LocalSource,
     PublisherConfig,
     PublishError,
     PublishReport,
-    XcclPublisher,
-    plan_publish,
+    SnapshotWriter,
+    WeightPublisher,
+    WeightSender,
 )
 from publish import PARTS, build_actor, measure_bare
 from servers import NUM_CLIENTS, SERVER_ARGUMENTS, MortalReceiver, Servers, write_policy
@@ -57,15 +57,9 @@ def medians(reports: list[PublishReport]) -> dict[str, float]:
 
 def set_plan(actor: FSDPActor, bucket_mib: int) -> list[int]:
     """Cut the weights into other buckets and return their bytes."""
-    tensors = [(spec.name, tensor) for spec, tensor in named(actor)]
-    actor.sender.plan = plan_publish(tensors, bucket_bytes=bucket_mib * 2**20)
+    named = list(actor.policy.model.named_parameters())
+    actor.sender = WeightSender(named, bucket_bytes=bucket_mib * 2**20)
     return [bucket.num_bytes for bucket in actor.sender.plan.buckets]
-
-
-def named(actor: FSDPActor) -> list[tuple[Any, torch.Tensor]]:
-    """Return specifications and empty tensors of their shapes, in order."""
-    plan = actor.publish_plan()
-    return [(spec, torch.empty(spec.shape, device="meta")) for spec in plan.specs]
 
 
 def perturb(model: torch.nn.Module, seed: int) -> None:
@@ -85,16 +79,16 @@ class Study:
         self._args, self._actor, self._servers = args, actor, servers
         self._version = 0
 
-    def publisher(self, receivers: list[MortalReceiver]) -> XcclPublisher:
+    def publisher(self, receivers: list[MortalReceiver]) -> WeightPublisher:
         """Return a publisher over nccl whose groups have names of their own."""
         limits = PublisherConfig(
             backend=self._args.backend,
             group_prefix=f"window-{self._version}",
             broadcast_deadline_s=self._args.deadline_s,
         )
-        return XcclPublisher(LocalWeightSource(self._actor), receivers, limits)
+        return WeightPublisher(LocalSource(self._actor.sender), receivers, limits)
 
-    async def publish(self, publisher: XcclPublisher) -> PublishReport:
+    async def publish(self, publisher: WeightPublisher) -> PublishReport:
         """Publish the next version."""
         self._version += 1
         return await publisher.publish(self._version)
@@ -143,7 +137,7 @@ class Study:
     async def equality(self) -> None:
         """Compare the fingerprint after an update over nccl with that after a load from disk."""
         folder = self._args.out / "snapshots"
-        written = self._actor.write_snapshot(DiskPublisher(folder, base=self._args.out / "policy"))
+        written = self._actor.write_snapshot(SnapshotWriter(folder, base=self._args.out / "policy"))
         assert written is not None
         publisher = self.publisher(await self.receivers())
         await self.publish(publisher)
@@ -171,7 +165,7 @@ class Study:
         await self.publish(publisher)
         last = self._args.num_servers - 1
         receivers[last].victim = await self._servers.servers[last].pid()
-        receivers[last].at_bucket = len(self._actor.publish_plan().buckets) // 2
+        receivers[last].at_bucket = len(self._actor.sender.plan.buckets) // 2
         started = time.perf_counter()
         try:
             held = (await self.publish(publisher)).receivers

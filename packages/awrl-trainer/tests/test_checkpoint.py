@@ -11,14 +11,14 @@ import pytest
 from awrl_trainer import (
     ActorConfig,
     CheckpointError,
-    DiskPublisher,
     FSDPActor,
     OptimizerConfig,
+    SnapshotWriter,
     collate_text,
-    complete_checkpoints,
     latest_complete_checkpoint,
 )
 from awrl_trainer.testing import TinyPolicy
+from awrl_trainer.weights.snapshot import complete_checkpoints
 
 
 def make_actor(num_blocks: int = 2) -> FSDPActor:
@@ -78,7 +78,7 @@ def test_a_kill_between_any_two_writes_leaves_a_checkpoint_to_resume_from(
 
 def test_a_kill_between_any_two_writes_leaves_a_snapshot_to_load(tmp_path: Path) -> None:
     root, states = tmp_path / "root", tmp_path / "states"
-    publisher, actor = DiskPublisher(root, keep=1), make_actor()
+    publisher, actor = SnapshotWriter(root, keep=1), make_actor()
     publisher.write(actor.sender.named_full_tensors(), 1)
     with kept_before_each_write(root, states):
         publisher.write(actor.sender.named_full_tensors(), 2)

@@ -7,18 +7,17 @@ import pytest
 import torch
 from awrl_trainer import (
     CheckpointError,
-    DiskPublisher,
-    complete_checkpoints,
+    SnapshotWriter,
     latest_complete_checkpoint,
 )
-from awrl_trainer.weights.disk import COMPLETE_MARK, mark_complete
+from awrl_trainer.weights.snapshot import COMPLETE_MARK, complete_checkpoints, mark_complete
 from safetensors.torch import load_file
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
 
 
 def write(root: Path, version: int, *, keep: int | None = None) -> Path:
-    return DiskPublisher(root, keep=keep).write(WEIGHTS.items(), version)
+    return SnapshotWriter(root, keep=keep).write(WEIGHTS.items(), version)
 
 
 @pytest.mark.requirement("disk-hot-load")
@@ -42,7 +41,7 @@ def test_a_writer_that_crashes_between_weights_leaves_the_previous_one(
 
     previous = write(tmp_path, 1)
     with pytest.raises(KeyboardInterrupt):
-        DiskPublisher(tmp_path).write(crashing(), 2)
+        SnapshotWriter(tmp_path).write(crashing(), 2)
     assert latest_complete_checkpoint(tmp_path) == previous
 
 
@@ -53,7 +52,7 @@ def test_a_disk_that_refuses_is_a_named_error_and_keeps_the_previous_one(tmp_pat
 
     previous = write(tmp_path, 1)
     with pytest.raises(CheckpointError, match="snapshot of version 2 must be writable"):
-        DiskPublisher(tmp_path).write(full(), 2)
+        SnapshotWriter(tmp_path).write(full(), 2)
     assert complete_checkpoints(tmp_path) == [previous]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version_1"]
 
@@ -96,7 +95,7 @@ def test_snapshots_are_split_indexed_and_carry_the_base_files(tmp_path: Path) ->
     base.mkdir()
     (base / "config.json").write_text("{}")
     (base / "model.safetensors").write_text("other weights")
-    publisher = DiskPublisher(tmp_path / "out", base=base, shard_bytes=30)
+    publisher = SnapshotWriter(tmp_path / "out", base=base, shard_bytes=30)
     path = publisher.write(WEIGHTS.items(), 1)
     names = sorted(entry.name for entry in path.iterdir())
     assert names == [
@@ -115,6 +114,6 @@ def test_no_directory_holds_no_checkpoint(tmp_path: Path) -> None:
 
 def test_a_base_that_is_not_there_and_keeping_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="base must be a directory"):
-        DiskPublisher(tmp_path, base=tmp_path / "none")
+        SnapshotWriter(tmp_path, base=tmp_path / "none")
     with pytest.raises(ValueError, match="keep must be >= 1"):
-        DiskPublisher(tmp_path, keep=0)
+        SnapshotWriter(tmp_path, keep=0)

@@ -14,10 +14,10 @@ from awrl_trainer import (
     ActorConfig,
     Batch,
     CheckpointError,
-    DiskPublisher,
     FSDPActor,
     LossConfig,
     OptimizerConfig,
+    SnapshotWriter,
     TrainRow,
     collate_model_inputs,
 )
@@ -230,7 +230,7 @@ def test_a_snapshot_is_a_checkpoint_and_loads_without_memory(tmp_path: Path) -> 
     tiny_model().save_pretrained(base)
     actor = actor_of(tiny_model())
     actor.update(make_rows())
-    path = actor.write_snapshot(DiskPublisher(tmp_path / "snapshots", base=base))
+    path = actor.write_snapshot(SnapshotWriter(tmp_path / "snapshots", base=base))
     assert path is not None
     again = transformers.AutoModelForImageTextToText.from_pretrained(path)
     named = dict(again.named_parameters())
@@ -238,7 +238,7 @@ def test_a_snapshot_is_a_checkpoint_and_loads_without_memory(tmp_path: Path) -> 
         assert torch.equal(named[name], value), name
     assert again.lm_head.weight is again.model.language_model.embed_tokens.weight
     loaded = load_actor(path, actor.config, collate=collate_as("padded"), version=1)
-    assert checkpoint_index(path) == {s.name: s.shape for s in loaded.publish_plan().specs}
+    assert checkpoint_index(path) == {s.name: s.shape for s in loaded.sender.plan.specs}
     for mine, theirs in zip(actor.logprobs(make_rows()), loaded.logprobs(make_rows()), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 

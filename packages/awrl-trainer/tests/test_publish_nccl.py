@@ -10,14 +10,14 @@ import torch
 from awrl_trainer import (
     ActorConfig,
     FSDPActor,
-    LocalWeightSource,
+    LocalSource,
     OptimizerConfig,
     PublisherConfig,
     PublishError,
-    XcclPublisher,
+    WeightPublisher,
     collate_text,
 )
-from awrl_trainer.testing import GlooReceiverProcess, TinyPolicy
+from awrl_trainer.testing import ReceiverProcess, TinyPolicy
 
 pytestmark = [
     pytest.mark.multigpu,
@@ -45,10 +45,10 @@ def test_a_receiver_killed_in_an_nccl_broadcast_leaves_the_trainer_alive(
             resume_deadline_s=60,
         )
         async with (
-            GlooReceiverProcess("doomed", device="cuda:1", dies_at_update=4) as doomed,
-            GlooReceiverProcess("doomed", device="cuda:1") as fresh,
+            ReceiverProcess("doomed", device="cuda:1", dies_at_update=4) as doomed,
+            ReceiverProcess("doomed", device="cuda:1") as fresh,
         ):
-            publisher = XcclPublisher(LocalWeightSource(actor), [doomed], limits)
+            publisher = WeightPublisher(LocalSource(actor.sender), [doomed], limits)
             actor.update(programs.make_rows(4))
             assert (await publisher.publish(1)).receivers == ("doomed",)
             actor.update(programs.make_rows(4, seed=1))

@@ -11,14 +11,14 @@ import torch
 from awrl_trainer import (
     ActorConfig,
     FSDPActor,
-    LocalWeightSource,
+    LocalSource,
     OptimizerConfig,
     PublisherConfig,
-    XcclPublisher,
+    WeightPublisher,
     collate_text,
+    open_store,
 )
-from awrl_trainer.testing import GlooReceiverProcess, TinyPolicy
-from awrl_trainer.weights.group import bind_store
+from awrl_trainer.testing import ReceiverProcess, TinyPolicy
 
 pytestmark = pytest.mark.distributed
 
@@ -40,7 +40,7 @@ def sent_weights(actor: FSDPActor) -> dict[str, torch.Tensor]:
 
 
 async def assert_holds(
-    receiver: GlooReceiverProcess, expected: dict[str, torch.Tensor], version: int
+    receiver: ReceiverProcess, expected: dict[str, torch.Tensor], version: int
 ) -> None:
     held_version, is_paused, weights = await receiver.weights()
     assert held_version == version
@@ -56,13 +56,13 @@ def test_a_receiver_killed_in_mid_broadcast_costs_itself_only(programs: ModuleTy
     async def run() -> None:
         actor = make_actor()
         async with (
-            GlooReceiverProcess("well") as well,
-            GlooReceiverProcess("doomed", dies_at_update=4) as doomed,
-            GlooReceiverProcess("doomed") as fresh,
+            ReceiverProcess("well") as well,
+            ReceiverProcess("doomed", dies_at_update=4) as doomed,
+            ReceiverProcess("doomed") as fresh,
         ):
-            publisher = XcclPublisher(LocalWeightSource(actor), [doomed, well], LIMITS)
+            publisher = WeightPublisher(LocalSource(actor.sender), [doomed, well], LIMITS)
             actor.update(programs.make_rows(4))
-            assert len(actor.publish_plan().buckets) == 3
+            assert len(actor.sender.plan.buckets) == 3
             report = await publisher.publish(1)
             assert report.receivers == ("doomed", "well")
             for receiver in (doomed, well):
@@ -91,6 +91,8 @@ def test_a_taken_port_is_a_clear_error_and_many_stores_bind_at_once() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(OSError, match=r"port must be free on '127\.0\.0\.1'"):
-            bind_store("127.0.0.1", 2, 5.0, port=taken.getsockname()[1])
-    stores = [bind_store("127.0.0.1", 2, 5.0) for _ in range(4)]
+            open_store(
+                "127.0.0.1", rank=0, world_size=2, timeout_s=5.0, port=taken.getsockname()[1]
+            )
+    stores = [open_store("127.0.0.1", rank=0, world_size=2, timeout_s=5.0) for _ in range(4)]
     assert len({store.port for store in stores}) == 4

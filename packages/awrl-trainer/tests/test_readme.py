@@ -48,12 +48,3 @@ def test_only_the_extra_imports_transformers_and_nothing_imports_the_application
         }
         extra = {"transformers"} if path.name.startswith("hf") else set[str]()
         assert names - sys.stdlib_module_names <= allowed | extra, path.name
-
-
-def test_modules_are_small() -> None:
-    long = {
-        path.name: count
-        for path in (ROOT / "src").rglob("*.py")
-        if (count := len(path.read_text().splitlines())) > 300
-    }
-    assert long == {}

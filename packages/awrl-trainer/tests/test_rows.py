@@ -5,8 +5,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from awrl_trainer import Batch, BatchError, TrainRow, collate_packed_text, collate_text
+from awrl_trainer import Batch, BatchError, TrainRow, collate_model_inputs, collate_text
 from awrl_trainer.rows import check_batch, check_rows
+
+
+class TextInputs:
+    """What a text model reads of one row."""
+
+    pixel_values = None
+    image_grid_thw = None
+
+    def __init__(self, input_ids: torch.Tensor) -> None:
+        self.input_ids = input_ids
+        self.position_ids = torch.arange(len(input_ids))
+        self.mm_token_type_ids = torch.zeros_like(input_ids)
 
 
 def row(ids: list[int], mask: list[int], **changes: Any) -> TrainRow:
@@ -64,7 +76,8 @@ def test_padded_rows_keep_their_tokens_and_mask_the_rest() -> None:
 
 def test_labels_of_a_packed_stream_never_cross_a_row() -> None:
     rows = [row([10, 11, 12], [0, 1, 1]), row([20, 21], [0, 1])]
-    batch = collate_packed_text(rows)
+    inputs = [TextInputs(torch.from_numpy(each.input_ids)) for each in rows]
+    batch = collate_model_inputs(rows, inputs, layout="packed")
     flat = batch.kwargs["input_ids"].reshape(-1)
     pairs = list(zip(flat[batch.sources].tolist(), check_batch(batch, rows).tolist(), strict=True))
     assert pairs == [(10, 11), (11, 12), (20, 21)]

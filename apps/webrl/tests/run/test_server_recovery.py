@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from awrl_trainer import PublishError, PublishReport
+from awrl_trainer import PublishError, PublishReport, WeightPublisher
 from rich.console import Console
 from webrl.cluster.scheduler import WorkerHandle
 from webrl.config import load_config
@@ -126,7 +126,8 @@ def recovery_of(
     system.clients = [system.reach.client(system.server_urls[0])]
     view = LiveView(Console(file=io.StringIO()), title="t")
     config = load_config("laptop", ["recover.max_restarts=1"]).config
-    return ServerRecovery(config, system, weights, view, version=3)
+    publisher = cast("WeightPublisher", weights)
+    return ServerRecovery(config, system, publisher, view, version=3)
 
 
 def test_a_server_lost_in_a_publish_is_restarted_once_though_two_look_after_it() -> None:

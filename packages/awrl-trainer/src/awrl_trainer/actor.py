@@ -29,12 +29,8 @@ from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.rows import Collate, TrainRow, check_rows
 from awrl_trainer.sharding import data_parallel_mesh, freeze_modules, shard_module
 from awrl_trainer.update import UpdateRunner
-from awrl_trainer.weights.disk import DiskPublisher
-from awrl_trainer.weights.manifest import PublishPlan, plan_publish
-from awrl_trainer.weights.protocols import BucketTiming, GroupRequest
 from awrl_trainer.weights.sender import WeightSender
-
-__all__ = ["FSDPActor"]
+from awrl_trainer.weights.snapshot import SnapshotWriter
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -98,19 +94,16 @@ class FSDPActor:
             group=self.mesh.get_group(),
             clock=clock,
         )
-        named = list(self.policy.model.named_parameters())
-        self.sender = WeightSender(
-            [parameter for _, parameter in named],
-            plan_publish(
-                named,
-                dtype=config.publish_dtype,
-                bucket_bytes=config.publish_bucket_bytes,
-                rename=rename,
-            ),
+        self.sender: WeightSender = WeightSender(
+            list(self.policy.model.named_parameters()),
             is_source=self.rank == 0,
+            dtype=config.publish_dtype,
+            bucket_bytes=config.publish_bucket_bytes,
+            rename=rename,
             is_overlapped=config.is_publish_overlapped,
             clock=clock,
         )
+        """What a `WeightSource` calls in order to publish this rank's weights."""
 
     @property
     def version(self) -> int:
@@ -139,9 +132,9 @@ class FSDPActor:
             Version and metrics, equal on every rank.
 
         Raises:
-            BatchError: No rows, a row that this policy can't have sampled, or a `collate` that
-                answered with other tokens than the rows hold.
-            RanksDisagreeError: Ranks were given different rows, or `collate` failed on another.
+            BatchError: No rows, other rows than another rank was given, a row that this policy can't
+                have sampled, or a `collate` that answered with other tokens than the rows hold or
+                failed on another rank.
         """
         check_rows(rows, version=self._version, masked_token_ids=self.config.loss.masked_token_ids)
         metrics, is_changed = self._runner.run(rows, self._version)
@@ -204,11 +197,8 @@ class FSDPActor:
         )
         return extra
 
-    def write_snapshot(self, publisher: DiskPublisher) -> Path | None:
-        """Write the policy in the Hugging Face format; called on all ranks.
-
-        Args:
-            publisher: Where to, and how many stay.
+    def write_snapshot(self, writer: SnapshotWriter) -> Path | None:
+        """Write the policy in the Hugging Face format under its version; called on all ranks.
 
         Returns:
             The directory on rank 0, None on others.
@@ -216,46 +206,7 @@ class FSDPActor:
         Raises:
             CheckpointError: The disk refused a write.
         """
-        tensors = self.sender.named_full_tensors()
-        try:
-            return publisher.write(tensors, self._version) if self.rank == 0 else None
-        finally:
-            # Every rank gathers every weight, also where a snapshot of this version is there already:
-            # a rank that stopped early would leave the others waiting in a collective.
-            for _ in tensors:
-                pass
-
-    def publish_plan(self) -> PublishPlan:
-        """Return names, dtypes, shapes and buckets of what a publish sends."""
-        return self.sender.plan
-
-    def bind_weights_group(self, request: GroupRequest) -> int:
-        """Bind the store of a new group; called on all ranks.
-
-        Returns:
-            The port on rank 0, 0 on others.
-        """
-        return self.sender.bind_group(request)
-
-    def join_weights_group(self) -> None:
-        """Form the group with the receivers; called on all ranks, blocks on rank 0."""
-        self.sender.join_group()
-
-    def broadcast_bucket(self, index: int) -> BucketTiming:
-        """Gather one bucket and broadcast it from rank 0; called on all ranks.
-
-        Raises:
-            PublishError: The broadcast failed; all ranks are in step nonetheless.
-        """
-        return self.sender.broadcast_bucket(index)
-
-    def close_weights_group(self) -> None:
-        """Leave the group; called on all ranks."""
-        self.sender.close_group()
-
-    def weight_checksums(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the checksum of each named weight as it is sent; called on all ranks."""
-        return self.sender.checksums(names)
+        return self.sender.write_snapshot(writer, self._version)
 
     def _shard(self, model: nn.Module, read_weight: WeightReader | None) -> PolicyModule:
         loss = self.config.loss

@@ -11,12 +11,10 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from awrl_trainer.boundary import outcome_of
-from awrl_trainer.errors import RanksDisagreeError
+from awrl_trainer.errors import BatchError
+from awrl_trainer.outcome import outcome_of
 
-__all__ = ["require_same_everywhere", "run_or_fail_together"]
-
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
 def require_same_everywhere(digest: bytes, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -28,7 +26,7 @@ def require_same_everywhere(digest: bytes, group: dist.ProcessGroup, device: tor
         device: Where the exchange happens.
 
     Raises:
-        RanksDisagreeError: On every rank, when one differs.
+        BatchError: On every rank, when one differs.
     """
     if dist.get_world_size(group) == 1:
         return
@@ -37,15 +35,15 @@ def require_same_everywhere(digest: bytes, group: dist.ProcessGroup, device: tor
     dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
     dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
     if not torch.equal(low, high):
-        raise RanksDisagreeError(
+        raise BatchError(
             "rows must be the same on every rank, got different ones. Pass the whole batch and the"
             " same version to every rank; each takes its own share."
         )
 
 
 def run_or_fail_together(
-    action: Callable[[], T], group: dist.ProcessGroup, device: torch.device
-) -> T:
+    action: Callable[[], ResultT], group: dist.ProcessGroup, device: torch.device
+) -> ResultT:
     """Run something that has no collective in it, and raise on every rank if it failed on one.
 
     Whatever a caller's function raises on one rank must not leave the others waiting in the next
@@ -60,7 +58,7 @@ def run_or_fail_together(
         What the action returned.
 
     Raises:
-        RanksDisagreeError: On the ranks where the action succeeded, when it failed elsewhere.
+        BatchError: On the ranks where the action succeeded, when it failed elsewhere.
     """
     if dist.get_world_size(group) == 1:
         return action()
@@ -70,8 +68,8 @@ def run_or_fail_together(
     if outcome.error is not None:
         raise outcome.error
     if float(flag):
-        raise RanksDisagreeError(
+        raise BatchError(
             f"collate must succeed on every rank, got {int(flag)} ranks where it failed. See the"
             " error of that rank; nothing was updated by this step."
         )
-    return cast("T", outcome.value)
+    return cast("ResultT", outcome.value)

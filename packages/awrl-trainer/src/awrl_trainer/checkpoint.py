@@ -34,9 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from awrl_trainer.errors import CheckpointError
 from awrl_trainer.optimizer import SteppedOptimizer
-from awrl_trainer.weights.disk import is_complete, mark_complete, remove_old
-
-__all__ = ["load_checkpoint", "save_checkpoint"]
+from awrl_trainer.weights.snapshot import is_complete, mark_complete, remove_old
 
 _STATE_FILE = "trainer.json"
 _OPTIONS = StateDictOptions(strict=True)

@@ -1,4 +1,4 @@
-"""Collation of rows without images: right-padded, or packed into one sequence.
+"""Collation of rows without images, right-padded.
 
 Legend: B rows, T tokens of the longest row, N trainable tokens.
 """
@@ -11,8 +11,6 @@ import numpy as np
 import torch
 
 from awrl_trainer.rows import Batch, TrainRow
-
-__all__ = ["collate_packed_text", "collate_text"]
 
 
 def collate_text(rows: Sequence[TrainRow], *, pad_token_id: int = 0) -> Batch:
@@ -41,28 +39,3 @@ def collate_text(rows: Sequence[TrainRow], *, pad_token_id: int = 0) -> Batch:
         columns = torch.arange(width)
         kwargs["attention_mask"] = (columns < torch.tensor(lengths)[:, None]).long()
     return Batch(kwargs=kwargs, token_positions=torch.from_numpy(np.concatenate(positions)))
-
-
-def collate_packed_text(rows: Sequence[TrainRow]) -> Batch:
-    """Lay rows end to end in one sequence; `position_ids` restart at every row.
-
-    Attention must stop at the restarts: transformers does so by itself for position ids that restart
-    when no attention mask is given. A trainable token never is the first of its row, so the hidden
-    state to its left always belongs to the same row.
-
-    Args:
-        rows: Rows without images.
-
-    Returns:
-        A batch with `input_ids` and `position_ids` `[1, sum T]`.
-    """
-    ids = np.concatenate([row.input_ids for row in rows]).astype(np.int64)
-    restarts = np.concatenate([np.arange(len(row.input_ids)) for row in rows])
-    mask = np.concatenate([row.loss_mask for row in rows])
-    return Batch(
-        kwargs={
-            "input_ids": torch.from_numpy(ids)[None],
-            "position_ids": torch.from_numpy(restarts)[None],
-        },
-        token_positions=torch.from_numpy(np.flatnonzero(mask)),
-    )

@@ -50,7 +50,9 @@ PUBLISHED_KEYS: tuple[PublishedKey, ...] = (
     _key("rollout.consumer_batch_size", "awrl_staleness", "StalenessConfig.consumer_batch_size"),
     _key("test_rollout.enabled", "webrl", "TestRolloutManager"),
     _key("test_rollout.n_gpus", "webrl", "servers of the role test-rollout"),
-    _key("weight_update_mode", "webrl", "XcclPublisher or DiskPublisher"),
+    _key(
+        "weight_update_mode", "webrl", "WeightPublisher: broadcast, or a snapshot that servers load"
+    ),
     _key("actor.recompute_logprob", "awrl_trainer", "LossConfig.proximal_method"),
     _key("actor.use_decoupled_loss", "awrl_trainer", "LossConfig.use_decoupled_loss"),
     _key("actor.prox_logp_method", "awrl_trainer", "LossConfig.proximal_method"),

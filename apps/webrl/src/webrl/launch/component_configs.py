@@ -7,12 +7,13 @@ nowhere deeper in the system.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import msgspec
 from awrl_pixelstore import DiskConfig, PixelStoreConfig
 from awrl_rollout import ControllerConfig, GroupPolicy
 from awrl_staleness import StalenessConfig
-from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig
+from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig, SnapshotWriter
 
 from webrl.browser import BrowserConfig, Deadlines
 from webrl.cluster.network import LOCAL, Reach
@@ -292,8 +293,24 @@ def pixelstore_config(config: WebRLConfig) -> PixelStoreConfig:
     return PixelStoreConfig(max_bytes=section.max_bytes // section.num_shards, disk=disk)
 
 
-def publisher_config(config: WebRLConfig, host: str, run_id: str) -> PublisherConfig:
-    """Return group and deadlines of the weight publisher."""
+def publisher_config(
+    config: WebRLConfig, servers: ServerSpec, folder: Path, *, host: str, run_id: str
+) -> PublisherConfig:
+    """Return the way and the deadlines of the weight publisher.
+
+    Args:
+        config: The run's.
+        servers: Their checkpoint lends a snapshot its config and tokenizer.
+        folder: Where snapshots go with `weight_update_mode = "disk"`; the newest one stays.
+        host: Address of the trainer's rank 0.
+        run_id: Names the process groups.
+    """
+    snapshots = None
+    if config.weight_update_mode == "disk":
+        snapshots = SnapshotWriter(folder, base=servers.model_path, keep=1)
     return PublisherConfig(
-        backend=config.update_backend, host=host, group_prefix=f"awrl-weights-{run_id}"
+        snapshots=snapshots,
+        backend=config.update_backend,
+        host=host,
+        group_prefix=f"awrl-weights-{run_id}",
     )

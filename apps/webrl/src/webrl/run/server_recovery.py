@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from awrl_rollout import RolloutError, SGLangClient
-from awrl_trainer import PublishError, PublishReport
+from awrl_trainer import PublishError, PublishReport, WeightPublisher
 
 from webrl.cluster.scheduler import WorkerHandle, call_worker
 from webrl.cluster.unwrapped_group import task_scope
@@ -32,7 +32,7 @@ from webrl.config import WebRLConfig
 from webrl.errors import EngineCallError, RunFailedError
 from webrl.launch.running_system import System, death_of, start_server_again
 from webrl.records.live_view import LiveView
-from webrl.training.publishing import SGLangReceiver, WeightPublisher
+from webrl.training.publishing import SGLangReceiver
 
 logger = logging.getLogger(__name__)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from awrl_trainer import XcclPublisher
+from awrl_trainer import WeightPublisher
 
 from webrl.cluster.scheduler import call_worker
 from webrl.config import WebRLConfig
 from webrl.launch import component_configs
 from webrl.launch.running_system import System
 from webrl.records.run_folder import RunFolders
-from webrl.training.publishing import DiskWeights, RayWeightSource, WeightPublisher
+from webrl.training.publishing import RanksSource
 
 
 async def connect_weights(
@@ -27,32 +27,27 @@ async def connect_weights(
 
     Args:
         config: The run's.
-        folders: Where snapshots go with ``weight_update_mode = "disk"``.
+        folders: Where snapshots go with `weight_update_mode = "disk"`.
         system: The started roles.
         stack: Leaves the group at its end.
         version: What the ranks hold.
         run_id: Names the group.
 
     Raises:
-        ManifestMismatchError: A server holds other weights.
-        PublishError: No server could join.
+        PublishError: A server holds other weights than the trainer, or none could join.
     """
-    if config.weight_update_mode == "disk":
-        weights: WeightPublisher = DiskWeights(
-            system.scheduler, system.ranks, system.receivers(), folders.published
-        )
-    else:
-        host, _ = await call_worker(
-            system.ranks[0], "rendezvous", timeout_s=config.scheduler.startup_timeout_s
-        )
-        publisher = XcclPublisher(
-            RayWeightSource(system.scheduler, system.ranks),
-            system.receivers(),
-            component_configs.publisher_config(config, host, run_id),
-        )
-        stack.push_async_callback(publisher.aclose)
-        await publisher.connect()
-        weights = publisher
+    host, _ = await call_worker(
+        system.ranks[0], "rendezvous", timeout_s=config.scheduler.startup_timeout_s
+    )
+    publisher = WeightPublisher(
+        RanksSource(system.scheduler, system.ranks),
+        system.receivers(),
+        component_configs.publisher_config(
+            config, system.server_spec, folders.published, host=host, run_id=run_id
+        ),
+    )
+    stack.push_async_callback(publisher.aclose)
+    await publisher.connect()
     if version > 0:
-        await weights.publish(version)
-    return weights
+        await publisher.publish(version)
+    return publisher

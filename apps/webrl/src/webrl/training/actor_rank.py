@@ -8,28 +8,24 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
 import ray
 import torch
 import torch.distributed as dist
 from awrl_pixelstore import PixelStoreClient
 from awrl_trainer import (
     ActorConfig,
-    BucketTiming,
-    DiskPublisher,
     FSDPActor,
-    GroupRequest,
-    PublishPlan,
+    SnapshotWriter,
     TrainRow,
     UpdateResult,
-    bind_store,
-    connect_store,
+    WeightSender,
+    open_store,
 )
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -37,6 +33,9 @@ from webrl.cluster.network import LOCAL, Reach
 from webrl.cluster.worker_log import open_worker_log
 from webrl.policy import PolicyProcessor, load_policy
 from webrl.training.rows import Collator
+
+ParamsT = ParamSpec("ParamsT")
+ResultT = TypeVar("ResultT")
 
 GROUP_DEADLINE = timedelta(seconds=300)
 """Limit of one collective among trainer ranks: a lost rank becomes an error, not a hang."""
@@ -122,10 +121,6 @@ class UpdateEngine:
         """Run one update; see ``FSDPActor.update``."""
         return self._built.update(rows)
 
-    def logprobs(self, rows: Sequence[TrainRow]) -> list[np.ndarray]:
-        """Return the current log-probs of the rows' trainable tokens."""
-        return self._built.logprobs(rows)
-
     def version(self) -> int:
         """Return the policy's version."""
         return self._built.version
@@ -140,41 +135,27 @@ class UpdateEngine:
 
     def write_snapshot(self, root: str, keep: int) -> str | None:
         """Write the policy in Hugging Face's format; rank 0 returns its folder."""
-        publisher = DiskPublisher(Path(root), base=self._spec.policy_path, keep=keep)
-        path = self._built.write_snapshot(publisher)
+        writer = SnapshotWriter(Path(root), base=self._spec.policy_path, keep=keep)
+        path = self._built.write_snapshot(writer)
         return None if path is None else str(path)
 
-    # -- publishing: every method reaches all ranks
-
-    def publish_plan(self) -> PublishPlan:
-        """Return names, dtypes, shapes and buckets."""
-        return self._built.publish_plan()
-
-    def bind_weights_group(self, request: GroupRequest) -> int:
-        """Bind the rendezvous store on rank 0 and return its port."""
-        return self._built.bind_weights_group(request)
-
-    def join_weights_group(self) -> None:
-        """Form the group with the receivers on rank 0."""
-        self._built.join_weights_group()
-
-    def broadcast_bucket(self, index: int) -> BucketTiming:
-        """Gather one bucket on all ranks and broadcast it from rank 0."""
-        return self._built.broadcast_bucket(index)
-
-    def close_weights_group(self) -> None:
-        """Leave the group."""
-        self._built.close_weights_group()
-
-    def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return the checksum of each named weight as it was sent."""
-        return self._built.weight_checksums(names)
+    def send(
+        self,
+        method: Callable[Concatenate[WeightSender, ParamsT], ResultT],
+        *args: ParamsT.args,
+        **kwargs: ParamsT.kwargs,
+    ) -> ResultT:
+        """Call a method of this rank's weight sender; publishing is made of nothing else."""
+        return method(self._built.sender, *args, **kwargs)
 
     def _open_store(self, host: str, port: int) -> TCPStore:
-        limit_s = GROUP_DEADLINE.total_seconds()
-        if self._rank == 0:
-            return bind_store(host, self._world_size, limit_s, port=port)
-        return connect_store(host, port, self._world_size, limit_s)
+        return open_store(
+            host,
+            rank=self._rank,
+            world_size=self._world_size,
+            timeout_s=GROUP_DEADLINE.total_seconds(),
+            port=port,
+        )
 
     @property
     def _built(self) -> FSDPActor:

@@ -6,212 +6,62 @@ Invariant: every call of the source reaches all ranks, so that their collectives
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Protocol, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
-from awrl_rollout import RolloutError, ServerRefusedError, SGLangClient, WeightBucket
+from awrl_rollout import ServerRefusedError, SGLangClient, WeightBucket
 from awrl_trainer import (
     Bucket,
-    BucketTiming,
     GroupMembership,
-    GroupRequest,
-    PublishError,
-    PublishPlan,
-    PublishReport,
     TensorSpec,
+    WeightReceiver,
+    WeightSender,
+    WeightSource,
 )
 
 from webrl.cluster.scheduler import RayScheduler, WorkerHandle
-from webrl.cluster.unwrapped_group import task_scope
 
-CALL_DEADLINE_S = 300.0
+ParamsT = ParamSpec("ParamsT")
+ResultT = TypeVar("ResultT")
+
+CALL_DEADLINE_S = 600.0
 """Above the publisher's own deadlines, which are the ones that bind."""
 
 
-class RayWeightSource:
-    """The trainer's ranks as a ``WeightSource``."""
+class RanksSource(WeightSource):
+    """The trainer's ranks as the source of a publish.
+
+    Args:
+        scheduler: Fans the calls out.
+        ranks: Every rank, rank 0 first.
+    """
 
     def __init__(self, scheduler: RayScheduler, ranks: Sequence[WorkerHandle]) -> None:
-        """Speak for all ranks of the update engine.
-
-        Args:
-            scheduler: Fans the calls out.
-            ranks: Every rank, rank 0 first.
-        """
         self._scheduler = scheduler
         self._ranks = ranks
 
-    async def publish_plan(self) -> PublishPlan:
-        """Return what would be sent."""
-        return await self._first("publish_plan")
-
-    async def bind_weights_group(self, request: GroupRequest) -> int:
-        """Bind the rendezvous store and return its port."""
-        return await self._first("bind_weights_group", request)
-
-    async def join_weights_group(self) -> None:
-        """Form the group."""
-        await self._first("join_weights_group")
-
-    async def broadcast_bucket(self, index: int) -> BucketTiming:
-        """Gather and broadcast one bucket."""
-        return await self._first("broadcast_bucket", index)
-
-    async def close_weights_group(self) -> None:
-        """Leave the group."""
-        await self._first("close_weights_group")
-
-    async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return checksums of the weights as they were sent."""
-        return await self._first("weight_checksums", tuple(names))
-
-    async def _first(self, method: str, *args: object):
+    async def send(
+        self,
+        method: Callable[Concatenate[WeightSender, ParamsT], ResultT],
+        *args: ParamsT.args,
+        **kwargs: ParamsT.kwargs,
+    ) -> ResultT:
+        """Call a method of `WeightSender` on every rank and return rank 0's result."""
         answers = await self._scheduler.async_call_engine(
-            self._ranks, method, *args, timeout_s=CALL_DEADLINE_S
+            self._ranks, "send", method, *args, timeout_s=CALL_DEADLINE_S, **kwargs
         )
         return answers[0]
 
 
-class WeightPublisher(Protocol):
-    """Brings every rollout server to the trainer's weights."""
+class SGLangReceiver(WeightReceiver):
+    """An inference server as a receiver of weights.
 
-    @property
-    def quarantined(self) -> Mapping[str, str]:
-        """Servers that got no update, with the reason."""
-        ...
-
-    async def publish(self, version: int) -> PublishReport:
-        """Publish the current weights as ``version``."""
-        ...
-
-    async def rejoin(self, receiver: SGLangReceiver) -> None:
-        """Take a restarted server into the next publish; it is paused until then."""
-        ...
-
-
-class DiskWeights:
-    """``weight_update_mode = "disk"``: a snapshot that every server loads.
-
-    Generation goes on while the snapshot is written; it pauses only for the load.
+    Args:
+        name: Unique among the receivers, such as `rollout/0`.
+        client: Client of the server; not owned.
     """
 
-    def __init__(
-        self,
-        scheduler: RayScheduler,
-        ranks: Sequence[WorkerHandle],
-        receivers: Sequence[SGLangReceiver],
-        root: Path,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """Publish through a folder that trainer and servers share.
-
-        Args:
-            scheduler: Fans calls out to the ranks.
-            ranks: Every rank of the update engine.
-            receivers: The rollout servers.
-            root: Folder of the published snapshots; the newest one stays.
-            clock: Seconds, for the report.
-        """
-        self._scheduler = scheduler
-        self._ranks = ranks
-        self._receivers = {receiver.name: receiver for receiver in receivers}
-        self._quarantined: dict[str, str] = {}
-        self._root = root
-        self._clock = clock
-
-    @property
-    def quarantined(self) -> Mapping[str, str]:
-        """Servers that did not load a snapshot, with the reason."""
-        return dict(self._quarantined)
-
-    async def rejoin(self, receiver: SGLangReceiver) -> None:
-        """Take a restarted server into the next publish; it is paused until then.
-
-        Raises:
-            PublishError: It can't be paused.
-        """
-        try:
-            await receiver.pause_generation()
-        except RolloutError as error:
-            raise PublishError(
-                f"server {receiver.name!r} must pause before it joins, got {error}.",
-                phase="pause",
-                receivers=(receiver.name,),
-            ) from error
-        self._receivers[receiver.name] = receiver
-        self._quarantined.pop(receiver.name, None)
-
-    async def publish(self, version: int) -> PublishReport:
-        """Write a snapshot, pause every server, load, and go on.
-
-        A server that refuses it or gives no answer is left out until it joins again.
-
-        Raises:
-            EngineCallError: The snapshot could not be written.
-            PublishError: No server took it.
-        """
-        written = self._clock()
-        paths = await self._scheduler.async_call_engine(
-            self._ranks, "write_snapshot", str(self._root), 1, timeout_s=CALL_DEADLINE_S
-        )
-        folder = Path(paths[0])
-        started = self._clock()
-        try:
-            await self._each("pause_generation")
-            paused = self._clock()
-            await self._each("load_from_disk", str(folder), version)
-            loaded = self._clock()
-        finally:
-            await self._each("continue_generation")
-        ended = self._clock()
-        if not self._active():
-            raise PublishError(
-                f"at least one server must load version {version}, got none: {self.quarantined}.",
-                phase="switch",
-                receivers=tuple(self._quarantined),
-            )
-        return PublishReport(
-            version=version,
-            receivers=tuple(self._active()),
-            quarantined=self.quarantined,
-            num_bytes=(folder / "model.safetensors").stat().st_size,
-            handshake_s=0.0,
-            pause_s=paused - started,
-            gather_s=started - written,
-            broadcast_s=0.0,
-            switch_s=loaded - paused,
-            resume_s=ended - loaded,
-            window_s=ended - started,
-            verify_s=0.0,
-        )
-
-    async def _each(self, method: str, *args: object) -> None:
-        async with task_scope() as group:
-            for receiver in self._active().values():
-                group.create_task(self._call(receiver, method, *args))
-
-    async def _call(self, receiver: SGLangReceiver, method: str, *args: object) -> None:
-        try:
-            await getattr(receiver, method)(*args)
-        except RolloutError as error:
-            self._quarantined[receiver.name] = f"{method}: {error}"
-
-    def _active(self) -> dict[str, SGLangReceiver]:
-        return {n: r for n, r in self._receivers.items() if n not in self._quarantined}
-
-
-class SGLangReceiver:
-    """An inference server as a ``WeightReceiver``."""
-
     def __init__(self, name: str, client: SGLangClient) -> None:
-        """Adapt a client.
-
-        Args:
-            name: Unique among the receivers, such as ``rollout/0``.
-            client: Client of the server; not owned.
-        """
         self._name = name
         self._client = client
         self._lists_weights = False
@@ -271,9 +121,11 @@ class SGLangReceiver:
             return None
         return (await self._client.weights_checksums(names)).by_name
 
-    async def load_from_disk(self, path: str, version: int) -> None:
+    async def update_weights_from_disk(self, path: str, *, weight_version: int) -> None:
         """Load a snapshot; the prefix cache of the weights before goes."""
-        await self._client.update_weights_from_disk(path, weight_version=version, flush_cache=True)
+        await self._client.update_weights_from_disk(
+            path, weight_version=weight_version, flush_cache=True
+        )
 
     async def continue_generation(self) -> None:
         """Generate again."""

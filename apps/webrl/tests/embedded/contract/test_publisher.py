@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from awrl_trainer import (
     Batch,
     Bucket,
     FSDPActor,
-    LocalWeightSource,
-    ManifestMismatchError,
+    LocalSource,
     OptimizerConfig,
     PublisherConfig,
+    PublishError,
     PublishReport,
+    SnapshotWriter,
     TrainRow,
-    XcclPublisher,
+    WeightPublisher,
 )
 from webrl.embedded.testing import (
     ServerUnderTest,
@@ -48,10 +50,14 @@ def actor_of(model: torch.nn.Module, dtype: str = "float32") -> FSDPActor:
     return FSDPActor(copy.deepcopy(model).requires_grad_(), config, collate=no_rows)
 
 
-async def publish(actor: FSDPActor, client: SGLangClient, version: int) -> PublishReport:
-    limits = PublisherConfig(group_prefix=f"publisher-{version}", num_verified_tensors=10_000)
-    publisher = XcclPublisher(
-        LocalWeightSource(actor), [SGLangReceiver("rollout/0", client)], limits
+async def publish(
+    actor: FSDPActor, client: SGLangClient, version: int, snapshots: SnapshotWriter | None = None
+) -> PublishReport:
+    limits = PublisherConfig(
+        group_prefix=f"publisher-{version}", num_verified_tensors=10_000, snapshots=snapshots
+    )
+    publisher = WeightPublisher(
+        LocalSource(actor.sender), [SGLangReceiver("rollout/0", client)], limits
     )
     try:
         return await publisher.publish(version)
@@ -59,19 +65,27 @@ async def publish(actor: FSDPActor, client: SGLangClient, version: int) -> Publi
         await publisher.aclose()
 
 
+@pytest.mark.parametrize("is_on_disk", [False, True])
 def test_a_published_policy_samples_as_the_trainer_s(
-    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module
+    server: ServerUnderTest,
+    processor: PolicyProcessor,
+    reference: torch.nn.Module,
+    tmp_path: Path,
+    is_on_disk: bool,
 ) -> None:
+    """Over a group, and through a snapshot of several files."""
+    snapshots = SnapshotWriter(tmp_path, base=server.model_path, shard_bytes=300_000)
     page = page_png(77)
     request = page_request(processor, [page])
     perturb(reference)
     actor = actor_of(reference, str(server.dtype).removeprefix("torch."))
-    assert len(actor.publish_plan().buckets) > 2
+    assert len(actor.sender.plan.buckets) > 2
 
     async def scenario() -> None:
         async with SGLangClient(server.url) as client:
-            report = await publish(actor, client, 7)
+            report = await publish(actor, client, 7, snapshots if is_on_disk else None)
             assert report.receivers == ("rollout/0",)
+            assert report.unverified is None
             after = await client.generate(request)
             assert set(after.versions) == {7}
         with torch.no_grad():
@@ -88,7 +102,7 @@ def test_one_corrupted_weight_is_noticed(
         pytest.skip("SGLang lists no weights by name")
     actor = actor_of(reference)
     gather = actor.sender.gather
-    victim = actor.publish_plan().buckets[1].names[0]
+    victim = actor.sender.plan.buckets[1].names[0]
 
     def gather_corrupted(bucket: Bucket) -> torch.Tensor:
         flat = gather(bucket).clone()
@@ -115,7 +129,7 @@ def test_a_server_of_another_dtype_is_refused_before_a_byte_is_sent(
 
     async def scenario() -> None:
         async with SGLangClient(server.url) as client:
-            with pytest.raises(ManifestMismatchError, match=r"bfloat16 .* float32"):
+            with pytest.raises(PublishError, match=r"bfloat16 .* float32"):
                 await publish(actor_of(reference, "bfloat16"), client, 9)
 
     run_bounded(scenario, deadline_s=120)

@@ -27,58 +27,44 @@ from torch.distributed import (
 )
 from torch.distributed import distributed_c10d as c10d
 
-__all__ = ["bind_store", "connect_store", "destroy_group", "form_group"]
 
-
-def bind_store(host: str, world_size: int, timeout_s: float, *, port: int = 0) -> TCPStore:
-    """Open the rendezvous store and return it; its `port` is bound already.
+def open_store(
+    host: str, *, rank: int, world_size: int, timeout_s: float, port: int = 0
+) -> TCPStore:
+    """Open the rendezvous store of a group: rank 0 binds it, all others connect.
 
     Args:
-        host: Address that receivers can reach.
-        world_size: Members of the group, the trainer included.
+        host: Address of rank 0 that the others can reach.
+        rank: Whose store.
+        world_size: Members of the group.
         timeout_s: Seconds that any wait on the store may take.
-        port: Port to bind; 0 lets the system choose a free one.
+        port: Rank 0's; with 0 the system chooses a free one for rank 0, and the store's `port` tells.
 
     Raises:
-        OSError: The port is taken, or the address is not this machine's.
+        OSError: Rank 0's port is taken, or the address is not this machine's.
     """
+    listening = _listen(host, port) if rank == 0 else None
+    return TCPStore(
+        host,
+        port if listening is None else listening.getsockname()[1],
+        world_size,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=None if listening is None else listening.detach(),
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         # Left to itself, a store listens on every address of the machine.
-        listener = socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise OSError(
             f"port must be free on {host!r}, got {port} which can't be bound: {error}."
             " Use port 0 to let the system choose."
         ) from error
-    return TCPStore(
-        host,
-        listener.getsockname()[1],
-        world_size,
-        is_master=True,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-
-
-def connect_store(host: str, port: int, world_size: int, timeout_s: float) -> TCPStore:
-    """Return a connection to the store of `bind_store`, as every member but its owner needs it.
-
-    Args:
-        host: Where the store was bound.
-        port: Its port.
-        world_size: Members of the group.
-        timeout_s: Seconds that any wait on the store may take.
-    """
-    return TCPStore(
-        host,
-        port,
-        world_size,
-        is_master=False,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-    )
 
 
 def form_group(

@@ -1,64 +1,53 @@
-"""Publishing over a process group, driven from the controller.
+"""Publishing weights to inference servers, driven from the controller.
 
 Invariants:
 
-* One publish runs at a time: handshake -> pause -> broadcast -> switch (with the last bucket) ->
-  resume -> verify. Only pause to resume is serialized with generation.
+* One publish runs at a time: prepare -> pause -> deliver (the version switches at its end) -> resume
+  -> verify. Only pause to resume is serialized with generation.
 * Every wait has a deadline in seconds; nothing here can hang.
-* No rank gathers before all receivers are paused.
+* No rank gathers a bucket before all receivers are paused.
 * A receiver never generates from a mixture: one that got a part of an update and not its end stays
   paused, in quarantine, until `rejoin`.
-* Losing a receiver costs its group only: a new one is formed of those that are left, and the whole
-  update is sent again in the same window.
+* When a receiver is lost the others get the whole update in the same window.
 
-Called by the controller's step loop. Consumes the source's buckets; produces reports; waits for the
+Called by the controller's step loop. Consumes what the ranks send; produces reports; waits for the
 slowest receiver of each part, up to the deadline.
 """
 
 from __future__ import annotations
 
-import asyncio
+import logging
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from awrl_trainer.boundary import Outcome
 from awrl_trainer.errors import PublishError
-from awrl_trainer.weights.judgement import find_lost, quarantine_corrupt
-from awrl_trainer.weights.manifest import Bucket
-from awrl_trainer.weights.membership import SOURCE_GRACE_S, Membership, outcome_within
-from awrl_trainer.weights.protocols import BucketTiming, WeightReceiver, WeightSource
-from awrl_trainer.weights.report import PublisherConfig, PublishReport
-from awrl_trainer.weights.window import WindowEvent, WindowState, next_state
-
-__all__ = ["XcclPublisher"]
+from awrl_trainer.weights.config import PublisherConfig, PublishReport
+from awrl_trainer.weights.delivery import (
+    Broadcast,
+    Delivery,
+    SharedFolder,
+    Window,
+    answer_within,
+)
+from awrl_trainer.weights.plan import PublishPlan, TensorSpec
+from awrl_trainer.weights.protocols import WeightReceiver, WeightSource
+from awrl_trainer.weights.receivers import Receivers, each, outcome_within
+from awrl_trainer.weights.sender import WeightSender
 
 MAX_ATTEMPTS = 4
-"""Groups formed in one publish before it gives up: a flapping network must not loop for ever."""
+"""Attempts of one publish before it gives up: a flapping network must not loop for ever."""
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True, slots=True)
-class _Window:
-    """Sums of one publish."""
-
-    started: float | None = None
-    paused: set[str] = field(default_factory=set[str])
-    torn: set[str] = field(default_factory=set[str])
-    num_attempts: int = 0
-    handshake_s: float = 0.0
-    pause_s: float = 0.0
-    gather_s: float = 0.0
-    broadcast_s: float = 0.0
-    switch_s: float = 0.0
-
-
-class XcclPublisher:
-    """Publishes weights from a source to receivers through one process group.
+class WeightPublisher:
+    """Publishes weights from a source to receivers.
 
     Args:
         source: The trainer's ranks.
         receivers: Servers with unique names.
-        config: Group and deadlines.
+        config: Broadcast or snapshot, and deadlines.
         clock: Seconds, for the report.
 
     Raises:
@@ -75,33 +64,31 @@ class XcclPublisher:
     ) -> None:
         self._source = source
         self._config = config or PublisherConfig()
-        self._members = Membership(source, receivers, self._config)
+        self._receivers = Receivers(receivers)
         self._clock = clock
-        self._state = WindowState.IDLE
-
-    @property
-    def state(self) -> WindowState:
-        """Where the publish in progress is, or how the last one ended."""
-        return self._state
+        way = Broadcast if self._config.snapshots is None else SharedFolder
+        self._delivery: Delivery = way(source, self._receivers, self._config, clock)
+        self._plan: PublishPlan | None = None
+        self._checked: set[str] = set()
 
     @property
     def quarantined(self) -> Mapping[str, str]:
         """Receivers that don't take part, with the reason."""
-        return dict(self._members.quarantined)
+        return dict(self._receivers.quarantined)
 
     async def connect(self) -> None:
-        """Check every receiver's weight index and form the group, before the first publish.
+        """Check every receiver's weight index, and form the group of a broadcast.
 
         Raises:
-            ManifestMismatchError: A receiver holds other weights; nothing was sent.
-            PublishError: No receiver could join.
+            PublishError: A receiver holds other weights, or none could join; nothing was sent.
         """
-        window = _Window()
-        self._state = WindowState.HANDSHAKE
-        while not self._members.is_formed():
+        window = Window()
+        is_ready = False
+        while not is_ready:
             self._count_attempt(window)
-            await self._members.form()
-        self._state = WindowState.IDLE
+            is_ready = await self._check_indexes()
+            if is_ready and isinstance(self._delivery, Broadcast):
+                is_ready = await self._delivery.prepare(0, window)
 
     async def publish(self, version: int) -> PublishReport:
         """Bring every receiver to the source's weights, as this version.
@@ -113,13 +100,12 @@ class XcclPublisher:
             The window's parts, and who is quarantined.
 
         Raises:
-            ManifestMismatchError: A receiver holds other weights; nothing was sent.
-            PublishError: No receiver holds the version; those that were not touched generate again
-                from their previous weights.
+            PublishError: A receiver holds other weights than the trainer (nothing was sent then), or
+                no receiver holds the version. Those that were not touched generate again from their
+                previous weights.
+            CheckpointError: The disk refused a snapshot; nothing was sent.
         """
-        self._state = WindowState.IDLE
-        self._advance(WindowEvent.STARTED)
-        window = _Window()
+        window = Window()
         is_published = False
         try:
             while not is_published:
@@ -129,15 +115,13 @@ class XcclPublisher:
             resuming = self._clock()
             await self._resume(window)
             ended = self._clock()
-        self._advance(WindowEvent.RESUMED)
-        await quarantine_corrupt(self._members, self._source, version, self._config)
-        self._advance(WindowEvent.VERIFIED)
-        plan = self._members.plan
+        unverified = await self._verify(version)
+        assert self._plan is not None
         return PublishReport(
             version=version,
-            receivers=tuple(self._members.active()),
+            receivers=tuple(self._receivers.active()),
             quarantined=self.quarantined,
-            num_bytes=plan.num_bytes if plan else 0,
+            num_bytes=self._plan.num_bytes,
             handshake_s=window.handshake_s,
             pause_s=window.pause_s,
             gather_s=window.gather_s,
@@ -146,20 +130,11 @@ class XcclPublisher:
             resume_s=ended - resuming,
             window_s=ended - (window.started if window.started is not None else ended),
             verify_s=self._clock() - ended,
+            unverified=unverified,
         )
 
-    def quarantine(self, name: str, reason: str) -> None:
-        """Leave a receiver out of the next publishes; the group is formed anew without it.
-
-        Raises:
-            KeyError: No receiver of this name.
-        """
-        self._members.quarantine(name, reason)
-
     async def rejoin(self, receiver: WeightReceiver) -> None:
-        """Take a receiver in again, restarted or new; the next publish forms a group with it.
-
-        It is paused until that publish has given it the newest weights.
+        """Take a receiver in again, restarted or new; it is paused until the next publish.
 
         Args:
             receiver: Replaces the one of the same name.
@@ -175,119 +150,139 @@ class XcclPublisher:
                 phase="pause",
                 receivers=(receiver.name,),
             ) from outcome.error
-        await self._members.close()
-        self._members.readmit(receiver)
+        await self._delivery.close()
+        self._receivers.readmit(receiver)
+        self._checked.discard(receiver.name)
 
     async def aclose(self) -> None:
         """Leave the group; receivers go on generating."""
-        await self._members.close()
+        await self._delivery.close()
 
-    def _advance(self, event: WindowEvent) -> None:
-        self._state = next_state(self._state, event)
-
-    def _count_attempt(self, window: _Window) -> None:
+    def _count_attempt(self, window: Window) -> None:
         """Start another attempt, or give up when nobody is left or too many have failed."""
         window.num_attempts += 1
-        quarantined = self._members.quarantined
-        if self._members.active() and window.num_attempts <= MAX_ATTEMPTS:
+        quarantined = self._receivers.quarantined
+        if self._receivers.active() and window.num_attempts <= MAX_ATTEMPTS:
             return
-        phase = self._state.value
-        self._advance(WindowEvent.NOBODY_LEFT)
         raise PublishError(
             f"at least one receiver must take the new version within {MAX_ATTEMPTS} attempts, got"
             f" none; in quarantine: {quarantined}. Restart the servers and rejoin them.",
-            phase=phase,
+            phase="pause" if window.started is None else "deliver",
             receivers=tuple(quarantined),
         )
 
-    async def _attempt(self, version: int, window: _Window) -> bool:
-        """Handshake, pause and broadcast with the active receivers; False when one is lost."""
+    async def _attempt(self, version: int, window: Window) -> bool:
+        """Prepare, pause and deliver with the active receivers; False when one is lost."""
         started = self._clock()
-        if not self._members.is_formed() and not await self._members.form():
-            self._advance(WindowEvent.RECEIVER_LOST)
+        if not await self._check_indexes() or not await self._delivery.prepare(version, window):
             return False
-        window.handshake_s += self._clock() - started
-        self._advance(WindowEvent.GROUP_FORMED)
-        if not await self._pause(window):
+        if self._config.snapshots is None:
+            window.handshake_s += self._clock() - started
+        return await self._pause(window) and await self._delivery.deliver(version, window)
+
+    async def _check_indexes(self) -> bool:
+        """Compare what would be sent with what each new receiver holds; False when one is lost.
+
+        Raises:
+            PublishError: A receiver holds other weights; nothing was sent.
+        """
+        deadline_s = self._config.handshake_deadline_s
+        if self._plan is None:
+            self._plan = await answer_within(
+                self._source.send(WeightSender.publish_plan),
+                deadline_s,
+                phase="handshake",
+                what="the handshake",
+            )
+        unchecked = {n: r for n, r in self._receivers.active().items() if n not in self._checked}
+        outcomes = await each({n: r.weight_index() for n, r in unchecked.items()}, deadline_s)
+        if self._receivers.quarantine_failed(outcomes, "handshake"):
             return False
-        self._advance(WindowEvent.ALL_PAUSED)
-        assert self._members.plan is not None
-        buckets = self._members.plan.buckets
-        for bucket in buckets:
-            is_last = bucket.index == len(buckets) - 1
-            if not await self._send(bucket, version if is_last else None, window):
-                self._advance(WindowEvent.RECEIVER_LOST)
-                return False
-        window.torn.clear()
-        self._advance(WindowEvent.SWITCHED)
+        for name, outcome in outcomes.items():
+            if outcome.value is not None:
+                _require_same_weights(self._plan, outcome.value, receiver=name)
+        self._checked |= outcomes.keys()
         return True
 
-    async def _pause(self, window: _Window) -> bool:
+    async def _pause(self, window: Window) -> bool:
         started = self._clock()
         window.started = started if window.started is None else window.started
-        active = self._members.active()
+        active = self._receivers.active()
         # Before the calls: when this is cancelled, who was asked to pause must be asked to go on.
         window.paused |= set(active)
-        outcomes = await self._members.each(
+        outcomes = await each(
             {name: receiver.pause_generation() for name, receiver in active.items()},
             self._config.pause_deadline_s,
         )
         window.pause_s += self._clock() - started
-        if self._members.quarantine_failed(outcomes, "pause"):
-            self._advance(WindowEvent.RECEIVER_LOST)
-            return False
-        return True
+        return not self._receivers.quarantine_failed(outcomes, "pause")
 
-    async def _send(self, bucket: Bucket, version: int | None, window: _Window) -> bool:
-        """Broadcast one bucket while every receiver receives it; False when one is lost."""
-        group_name = self._members.group_name
-        assert group_name is not None
-        active = self._members.active()
-        window.torn |= set(active)
-        calls = {
-            name: receiver.update_weights_from_distributed(
-                bucket, group_name=group_name, weight_version=version
-            )
-            for name, receiver in active.items()
-        }
-        started = self._clock()
-        async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._broadcast(bucket))
-            answers = group.create_task(
-                self._members.each(calls, self._config.broadcast_deadline_s)
-            )
-        elapsed = self._clock() - started
-        sent, outcomes = sending.result(), answers.result()
-        if sent.value is not None:
-            window.gather_s += sent.value.gather_s
-            window.broadcast_s += sent.value.broadcast_s
-            window.switch_s += max(0.0, elapsed - sent.value.gather_s - sent.value.broadcast_s)
-        if sent.error is None and not any(outcome.error for outcome in outcomes.values()):
-            return True
-        await find_lost(
-            self._members, outcomes, sent.error, deadline_s=self._config.broadcast_deadline_s
-        )
-        return False
-
-    async def _broadcast(self, bucket: Bucket) -> Outcome[BucketTiming]:
-        outcome = await outcome_within(
-            self._source.broadcast_bucket(bucket.index),
-            self._config.broadcast_deadline_s + SOURCE_GRACE_S,
-        )
-        if outcome.error is not None:
-            # Leaving the group closes its connections, which frees receivers that wait for data.
-            await outcome_within(
-                self._source.close_weights_group(), self._config.handshake_deadline_s
-            )
-        return outcome
-
-    async def _resume(self, window: _Window) -> None:
+    async def _resume(self, window: Window) -> None:
         """Let receivers generate again, but those that hold a part of an update only."""
-        for name in sorted(window.torn & set(self._members.active())):
-            self._members.quarantine(name, "holds a part of an update")
-        active = self._members.active()
-        outcomes = await self._members.each(
+        for name in sorted(window.partially_updated & set(self._receivers.active())):
+            self._receivers.quarantine(name, "holds a part of an update")
+        active = self._receivers.active()
+        outcomes = await each(
             {name: r.continue_generation() for name, r in active.items() if name in window.paused},
             self._config.resume_deadline_s,
         )
-        self._members.quarantine_failed(outcomes, "resume")
+        self._receivers.quarantine_failed(outcomes, "resume")
+
+    async def _verify(self, version: int) -> str | None:
+        """Compare checksums of a sample of weights; a receiver that differs is quarantined.
+
+        The version seeds the sample, so that every publish looks at other weights.
+
+        Returns:
+            Why the trainer's checksums could not be had; the receivers hold the version all the same.
+        """
+        assert self._plan is not None
+        specs, active = self._plan.specs, self._receivers.active()
+        count = min(self._config.num_verified_tensors, len(specs))
+        if not active or not count:
+            return None
+        names = random.Random(version).sample([spec.name for spec in specs], count)
+        deadline_s = self._config.broadcast_deadline_s
+        outcomes = await each({n: r.weight_checksums(names) for n, r in active.items()}, deadline_s)
+        self._receivers.quarantine_failed(outcomes, "verify")
+        answered = {n: o.value for n, o in outcomes.items() if o.value is not None}
+        if not answered:
+            return None
+        sent = await outcome_within(self._source.send(WeightSender.checksums, names), deadline_s)
+        if sent.value is None:
+            logger.warning("version %d is published, and not verified: %r", version, sent.error)
+            return repr(sent.error)
+        for name, held in answered.items():
+            wrong = [weight for weight in names if held.get(weight) != sent.value[weight]]
+            if wrong:
+                self._receivers.quarantine(name, f"verify: other bytes of {wrong}")
+        return None
+
+
+def _require_same_weights(plan: PublishPlan, index: Sequence[TensorSpec], *, receiver: str) -> None:
+    sent = {spec.name: spec for spec in plan.specs}
+    held = {spec.name: spec for spec in index}
+    unknown = [name for name in sent if name not in held]
+    missing = [name for name in held if name not in sent]
+    different = [
+        f"{name}: {spec.dtype} {list(spec.shape)}, {held[name].dtype} {list(held[name].shape)}"
+        for name, spec in sent.items()
+        if name in held and held[name] != spec
+    ]
+    if unknown or missing or different:
+        raise PublishError(
+            f"weights of receiver {receiver!r} must be those of the trainer, got"
+            f" unknown to the receiver: {_shorten(unknown)}; not sent: {_shorten(missing)};"
+            f" other dtype or shape: {_shorten(different)}. Start the server from the trainer's base"
+            " checkpoint, or pass a rename function to the actor.",
+            phase="handshake",
+            receivers=(receiver,),
+        )
+
+
+def _shorten(names: Sequence[str], limit: int = 8) -> str:
+    """Return at most `limit` of the names as text, and how many more there are."""
+    if not names:
+        return "none"
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(repr(name) for name in names[:limit]) + more

@@ -1,4 +1,4 @@
-"""The trainer's side of a publish, on each rank.
+"""The trainer's side of a publish, on each rank; every public method is called on all of them.
 
 Invariants:
 
@@ -10,10 +10,10 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,40 +22,82 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.tensor import DTensor
 
 from awrl_trainer.errors import PublishError
-from awrl_trainer.weights.checksum import tensor_checksum
-from awrl_trainer.weights.group import bind_store, destroy_group, form_group
-from awrl_trainer.weights.manifest import Bucket, PublishPlan, torch_dtype
-from awrl_trainer.weights.protocols import BucketTiming, GroupRequest
-
-__all__ = ["LocalWeightSource", "PublishingActor", "WeightSender"]
-
+from awrl_trainer.weights.group import destroy_group, form_group, open_store
+from awrl_trainer.weights.plan import (
+    DEFAULT_BUCKET_BYTES,
+    Bucket,
+    PublishPlan,
+    plan_publish,
+    tensor_checksum,
+    torch_dtype,
+)
+from awrl_trainer.weights.snapshot import SnapshotWriter
 
 LOOK_S = 1e-4
 """Between two looks at a broadcast."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRequest:
+    """What rank 0 needs in order to open a group."""
+
+    host: str
+    """Address of rank 0 that receivers can reach."""
+    world_size: int
+    """Members, rank 0 included."""
+    group_name: str
+    """Unique per group."""
+    backend: str
+    """`nccl` or `gloo`."""
+    timeout_s: float
+    """Limit of forming the group and of each broadcast, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketTiming:
+    """What one bucket cost on rank 0."""
+
+    gather_s: float
+    """Seconds of gathering shards that nothing overlapped."""
+    broadcast_s: float
+    """Seconds from the start of the broadcast to its end; the next gather runs meanwhile."""
 
 
 class WeightSender:
     """Gathers buckets on every rank and broadcasts them from rank 0.
 
     Args:
-        tensors: The weights in the order of the plan, sharded or whole; read at each broadcast.
-        plan: Names, dtypes and shapes as the receivers know them.
+        named_tensors: The weights in the model's order, tied ones once, sharded or whole; read at each
+            broadcast.
         is_source: True on rank 0.
+        dtype: Dtype that receivers hold floating weights in; None keeps the tensor's own.
+        bucket_bytes: Largest bucket; a larger weight gets a bucket of its own.
+        rename: Maps the trainer's name to the receivers'.
         is_overlapped: Gather the next bucket during a broadcast.
         clock: Seconds, for the timings.
+
+    Raises:
+        ValueError: No tensors, `bucket_bytes` below 1, or two weights of one name.
     """
 
     def __init__(
         self,
-        tensors: Sequence[Tensor],
-        plan: PublishPlan,
+        named_tensors: Sequence[tuple[str, Tensor]],
         *,
-        is_source: bool,
+        is_source: bool = True,
+        dtype: str | None = "bfloat16",
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        rename: Callable[[str], str] | None = None,
         is_overlapped: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.plan = plan
-        self._by_name = dict(zip((s.name for s in plan.specs), tensors, strict=True))
+        self.plan: PublishPlan = plan_publish(
+            named_tensors, dtype=dtype, bucket_bytes=bucket_bytes, rename=rename
+        )
+        self._by_name = {
+            spec.name: tensor
+            for spec, (_, tensor) in zip(self.plan.specs, named_tensors, strict=True)
+        }
         self._is_source = is_source
         self._is_overlapped = is_overlapped
         self._clock = clock
@@ -63,6 +105,10 @@ class WeightSender:
         self._store: TCPStore | None = None
         self._group: dist.ProcessGroup | None = None
         self._ahead: tuple[int, Tensor] | None = None
+
+    def publish_plan(self) -> PublishPlan:
+        """Return names, dtypes, shapes and buckets of what a publish sends."""
+        return self.plan
 
     def bind_group(self, request: GroupRequest) -> int:
         """Bind the store and return its port; 0 on other ranks.
@@ -74,7 +120,9 @@ class WeightSender:
         self._request = request
         if not self._is_source:
             return 0
-        self._store = bind_store(request.host, request.world_size, request.timeout_s)
+        self._store = open_store(
+            request.host, rank=0, world_size=request.world_size, timeout_s=request.timeout_s
+        )
         return self._store.port
 
     def join_group(self) -> None:
@@ -173,6 +221,24 @@ class WeightSender:
         for spec in self.plan.specs:
             yield spec.name, self.full_tensor(spec.name, torch_dtype(spec.dtype))
 
+    def write_snapshot(self, writer: SnapshotWriter, version: int) -> Path | None:
+        """Write the weights in the Hugging Face format; called on all ranks.
+
+        Returns:
+            The directory on rank 0, None on others.
+
+        Raises:
+            CheckpointError: The disk refused a write.
+        """
+        tensors = self.named_full_tensors()
+        try:
+            return writer.write(tensors, version) if self._is_source else None
+        finally:
+            # Every rank gathers every weight, also where a snapshot of this version is there already:
+            # a rank that stopped early would leave the others waiting in a collective.
+            for _ in tensors:
+                pass
+
     def checksums(self, names: Sequence[str]) -> dict[str, str]:
         """Return the checksum of each named weight; called on all ranks."""
         dtypes = {spec.name: torch_dtype(spec.dtype) for spec in self.plan.specs}
@@ -208,47 +274,3 @@ class WeightSender:
             )
         # As bytes: what SGLang receives a flattened bucket as, whatever the dtypes in it.
         return dist.broadcast(flat.view(torch.uint8), src=0, group=self._group, async_op=True)
-
-
-class PublishingActor(Protocol):
-    """What `LocalWeightSource` needs of an actor."""
-
-    @property
-    def sender(self) -> WeightSender:
-        """This rank's sender."""
-        ...
-
-
-class LocalWeightSource:
-    """A `WeightSource` over one actor in this process; blocking calls run in a worker thread.
-
-    Args:
-        actor: An `FSDPActor` of one rank.
-    """
-
-    def __init__(self, actor: PublishingActor) -> None:
-        self._sender = actor.sender
-
-    async def publish_plan(self) -> PublishPlan:
-        """Return what would be sent."""
-        return self._sender.plan
-
-    async def bind_weights_group(self, request: GroupRequest) -> int:
-        """Bind the rendezvous store and return its port."""
-        return self._sender.bind_group(request)
-
-    async def join_weights_group(self) -> None:
-        """Form the group."""
-        await asyncio.to_thread(self._sender.join_group)
-
-    async def broadcast_bucket(self, index: int) -> BucketTiming:
-        """Gather and broadcast one bucket."""
-        return await asyncio.to_thread(self._sender.broadcast_bucket, index)
-
-    async def close_weights_group(self) -> None:
-        """Leave the group."""
-        await asyncio.to_thread(self._sender.close_group)
-
-    async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return the checksum of each named weight."""
-        return await asyncio.to_thread(self._sender.checksums, names)

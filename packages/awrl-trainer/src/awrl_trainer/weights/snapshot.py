@@ -23,13 +23,6 @@ from torch import Tensor
 
 from awrl_trainer.errors import CheckpointError
 
-__all__ = [
-    "COMPLETE_MARK",
-    "DiskPublisher",
-    "complete_checkpoints",
-    "latest_complete_checkpoint",
-]
-
 COMPLETE_MARK = ".save_complete"
 """Name of the file whose presence says that all others are whole."""
 
@@ -37,7 +30,7 @@ _NAME = re.compile(r"^[A-Za-z_]*?[_-]?(\d+)$")
 _WEIGHT_FILES = re.compile(r"\.(safetensors|bin|pt|pth)$|\.safetensors\.index\.json$")
 
 
-class DiskPublisher:
+class SnapshotWriter:
     """Writes versions of a policy below one directory.
 
     Args:

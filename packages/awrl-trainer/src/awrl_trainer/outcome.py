@@ -10,23 +10,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Outcome", "outcome_of", "outcome_of_async"]
-
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[T]):
+class Outcome(Generic[ResultT]):
     """A result, or the exception in its place."""
 
-    value: T | None = None
+    value: ResultT | None = None
     """What was returned; None after a failure."""
-
     error: Exception | None = None
     """What was raised; None after a success."""
 
 
-def outcome_of(action: Callable[[], T]) -> Outcome[T]:
+def outcome_of(action: Callable[[], ResultT]) -> Outcome[ResultT]:
     """Run a function and return its result or its exception."""
     try:
         return Outcome(value=action())
@@ -34,7 +31,7 @@ def outcome_of(action: Callable[[], T]) -> Outcome[T]:
         return Outcome(error=error)
 
 
-async def outcome_of_async(awaitable: Awaitable[T]) -> Outcome[T]:
+async def outcome_of_async(awaitable: Awaitable[ResultT]) -> Outcome[ResultT]:
     """Await something and return its result or its exception."""
     try:
         return Outcome(value=await awaitable)

@@ -10,16 +10,13 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from awrl_trainer.errors import ManifestMismatchError
-
-__all__ = ["Bucket", "PublishPlan", "TensorSpec", "check_index", "plan_publish"]
 
 DEFAULT_BUCKET_BYTES = 2**30
 """1 GiB, 3 ms over NVLink: a receiver's request takes as long. The trainer holds two, a server one."""
@@ -31,10 +28,8 @@ class TensorSpec:
 
     name: str
     """Name in a checkpoint of the model."""
-
     dtype: str
     """Dtype without prefix, such as `bfloat16`."""
-
     shape: tuple[int, ...]
     """Full shape, before any sharding."""
 
@@ -55,7 +50,6 @@ class Bucket:
 
     index: int
     """Place in the plan."""
-
     specs: tuple[TensorSpec, ...]
     """At least one, all of one dtype."""
 
@@ -172,30 +166,6 @@ def plan_publish(
     )
 
 
-def check_index(plan: PublishPlan, index: Iterable[TensorSpec], *, receiver: str) -> None:
-    """Compare what would be sent with what a receiver's checkpoint holds.
-
-    Args:
-        plan: What would be sent.
-        index: Each weight that the receiver holds.
-        receiver: Its name, for the error.
-
-    Raises:
-        ManifestMismatchError: An unknown name, a missing one, another dtype or shape.
-    """
-    sent = {spec.name: spec for spec in plan.specs}
-    held = {spec.name: spec for spec in index}
-    unknown = [name for name in sent if name not in held]
-    missing = [name for name in held if name not in sent]
-    different = [
-        f"{name}: {spec.dtype} {list(spec.shape)}, {held[name].dtype} {list(held[name].shape)}"
-        for name, spec in sent.items()
-        if name in held and held[name] != spec
-    ]
-    if unknown or missing or different:
-        raise ManifestMismatchError(receiver, unknown=unknown, missing=missing, different=different)
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """Return `bfloat16` for `torch.bfloat16`."""
     return str(dtype).removeprefix("torch.")
@@ -211,3 +181,11 @@ def torch_dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype must be the name of a torch dtype, got {name!r}. Try 'bfloat16'.")
     return dtype
+
+
+def tensor_checksum(tensor: Tensor) -> str:
+    """Return a hexadecimal checksum of a tensor's dtype, shape and bytes, on any device."""
+    flat = tensor.detach().contiguous().cpu()
+    digest = hashlib.blake2b(f"{flat.dtype} {list(flat.shape)}".encode(), digest_size=16)
+    digest.update(flat.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -5,34 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["PublishReport", "PublisherConfig"]
+from awrl_trainer.weights.snapshot import SnapshotWriter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublisherConfig:
-    """Group and deadlines."""
+    """The way that weights take, and its deadlines."""
 
+    snapshots: SnapshotWriter | None = None
+    """Publishes through files that this writes and receivers load; None broadcasts."""
     backend: str = "gloo"
     """`nccl` between GPUs; `gloo` on CPUs and where trainer and server share a GPU."""
-
     host: str = "127.0.0.1"
     """Address of the trainer's rank 0 that receivers can reach."""
-
     group_prefix: str = "awrl-weights"
     """Start of group names; unique per run on a host."""
-
     handshake_deadline_s: float = 60.0
     """Limit of forming a group."""
-
     pause_deadline_s: float = 30.0
     """Limit of pausing all receivers."""
-
     broadcast_deadline_s: float = 120.0
-    """Limit of each bucket, broadcast and load."""
-
+    """Limit of each bucket, broadcast and load; of comparing checksums too."""
+    snapshot_deadline_s: float = 300.0
+    """Limit of writing a snapshot, and of loading it."""
     resume_deadline_s: float = 30.0
     """Limit of resuming all receivers."""
-
     num_verified_tensors: int = 4
     """Weights whose checksums are compared after each publish; 0 compares none."""
 
@@ -41,7 +38,7 @@ class PublisherConfig:
             raise ValueError(
                 f"backend must be 'nccl' or 'gloo', got {self.backend!r}. Use gloo on a CPU."
             )
-        for name in ("handshake", "pause", "broadcast", "resume"):
+        for name in ("handshake", "pause", "broadcast", "snapshot", "resume"):
             value: float = getattr(self, f"{name}_deadline_s")
             if value <= 0:
                 raise ValueError(f"{name}_deadline_s must be > 0, got {value}. Give seconds.")
@@ -57,39 +54,30 @@ class PublishReport:
 
     version: int
     """Version that the receivers hold now."""
-
     receivers: tuple[str, ...]
     """Names of those that hold it."""
-
     quarantined: Mapping[str, str]
     """Names of those that don't, with the reason."""
-
     num_bytes: int
     """Bytes sent to each receiver."""
-
     handshake_s: float
     """Forming the group, when there was a reason to; outside of the window."""
-
     pause_s: float
     """Pausing all receivers."""
-
     gather_s: float
-    """Gathering shards, as far as no broadcast overlapped it."""
-
+    """Gathering shards, as far as no broadcast overlapped it; writing the snapshot, before the window."""
     broadcast_s: float
     """Broadcasts, summed over buckets."""
-
     switch_s: float
     """What receivers still needed after the broadcasts: loading, and switching the version."""
-
     resume_s: float
     """Resuming all receivers."""
-
     window_s: float
     """From the first pause request to the last resume answer."""
-
     verify_s: float
     """Comparing checksums, after the window."""
+    unverified: str | None = None
+    """Why the trainer's checksums could not be had; None when they were compared."""
 
     def as_metrics(self) -> dict[str, float]:
         """Return the parts by metric name."""

@@ -1,7 +1,6 @@
-"""Receivers for tests: a process that takes weights over gloo, and one that only remembers.
+"""A receiver of weights in a child process that joins the group as a real server does.
 
-`GlooReceiverProcess` runs a child process that joins the group as a real server does; the child can
-be told to die when a bucket is announced. `RecordingReceiver` never joins anything.
+The child can be told to die when a bucket is announced.
 """
 
 from __future__ import annotations
@@ -13,75 +12,20 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from awrl_trainer.weights.checksum import tensor_checksum
-from awrl_trainer.weights.group import connect_store, destroy_group, form_group
-from awrl_trainer.weights.manifest import Bucket, torch_dtype
+from awrl_trainer.weights.group import destroy_group, form_group, open_store
+from awrl_trainer.weights.plan import Bucket, TensorSpec, tensor_checksum, torch_dtype
 from awrl_trainer.weights.protocols import GroupMembership
 
-__all__ = ["GlooReceiverProcess", "RecordingReceiver"]
 
-
-class RecordingReceiver:
-    """Answers at once, remembers each call, and fails where it is told to.
-
-    Args:
-        name: Unique name.
-        fails_at: Names of methods that raise `ConnectionError`.
-    """
-
-    def __init__(self, name: str, *, fails_at: Sequence[str] = ()) -> None:
-        self._name = name
-        self.fails_at = set(fails_at)
-        self.calls: list[str] = []
-        self.weight_version: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Unique name."""
-        return self._name
-
-    @property
-    def num_ranks(self) -> int:
-        """One."""
-        return 1
-
-    async def init_weights_group(self, membership: GroupMembership) -> None:
-        """Remember the call."""
-        self._record("init_weights_group")
-
-    async def pause_generation(self) -> None:
-        """Remember the call."""
-        self._record("pause_generation")
-
-    async def update_weights_from_distributed(
-        self, bucket: Bucket, *, group_name: str, weight_version: int | None
-    ) -> None:
-        """Remember the call and the version."""
-        self._record(f"update_weights_from_distributed {bucket.index}")
-        if weight_version is not None:
-            self.weight_version = weight_version
-
-    async def continue_generation(self) -> None:
-        """Remember the call."""
-        self._record("continue_generation")
-
-    async def destroy_weights_group(self, group_name: str) -> None:
-        """Remember the call."""
-        self._record("destroy_weights_group")
-
-    def _record(self, call: str) -> None:
-        self.calls.append(call)
-        if call.split()[0] in self.fails_at:
-            raise ConnectionError(f"{self._name} refuses {call}")
-
-
-class GlooReceiverProcess:
+class ReceiverProcess:
     """A receiver in a child process; use it as an async context manager.
 
     Args:
@@ -118,12 +62,16 @@ class GlooReceiverProcess:
         """One."""
         return 1
 
-    async def __aenter__(self) -> GlooReceiverProcess:
+    async def __aenter__(self) -> ReceiverProcess:
         await self._call("ping")
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await asyncio.to_thread(self.close)
+
+    async def weight_index(self) -> Sequence[TensorSpec] | None:
+        """Return None: it takes whatever comes."""
+        return None
 
     async def init_weights_group(self, membership: GroupMembership) -> None:
         """Join the group."""
@@ -146,6 +94,10 @@ class GlooReceiverProcess:
     async def destroy_weights_group(self, group_name: str) -> None:
         """Leave the group."""
         await self._call("destroy", group_name)
+
+    async def update_weights_from_disk(self, path: str, *, weight_version: int) -> None:
+        """Load every safetensors file of a folder."""
+        await self._call("load", path, weight_version)
 
     async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
         """Return checksums of what was received."""
@@ -191,8 +143,12 @@ class _Server:
         self._num_updates = 0
 
     def init(self, membership: GroupMembership) -> None:
-        store = connect_store(
-            membership.master_address, membership.master_port, membership.world_size, 60.0
+        store = open_store(
+            membership.master_address,
+            rank=membership.rank_offset,
+            world_size=membership.world_size,
+            timeout_s=60.0,
+            port=membership.master_port,
         )
         group = form_group(
             store,
@@ -222,6 +178,11 @@ class _Server:
         if version is not None:
             self._version = version
 
+    def load(self, path: str, version: int) -> None:
+        for file in sorted(Path(path).glob("*.safetensors")):
+            self._weights |= load_file(file)
+        self._version = version
+
     def resume(self) -> None:
         self._is_paused = False
 
@@ -246,6 +207,7 @@ def _serve(pipe: Connection, dies_at_update: int | None, device: str) -> None:
         "init": server.init,
         "pause": server.pause,
         "update": server.update,
+        "load": server.load,
         "continue": server.resume,
         "destroy": server.destroy,
         "checksums": server.checksums,
