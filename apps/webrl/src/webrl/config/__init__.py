@@ -1,17 +1,16 @@
-"""The configuration of a run: sections, checks, loading, and what a run will do."""
+"""The configuration of a run: sections, rules, loading, and what a run will do."""
 
 from __future__ import annotations
 
-from webrl.config.actor import ActorConfig, OptimizerConfig
-from webrl.config.combinations import (
-    check_dataset_size,
-    config_warnings,
-    estimate_screenshot_bytes,
+from webrl.config.load import (
+    LoadedConfig,
+    OverrideText,
+    build_section,
+    load_config,
+    packaged_configs,
+    resolve_run_dir,
+    to_toml,
 )
-from webrl.config.dump import to_toml
-from webrl.config.environment import EnvConfig, PolicyConfig, PolicyInitSection, TaskEntry
-from webrl.config.judge import JudgeSection
-from webrl.config.load import LoadedConfig, load_config, packaged_configs, resolve_run_dir
 from webrl.config.published import (
     PROXIMAL_CHOICES,
     PUBLISHED_KEYS,
@@ -21,51 +20,33 @@ from webrl.config.published import (
     ServerChoice,
 )
 from webrl.config.reference import field_docs, reference_page
-from webrl.config.rollout import GenerationConfig, RolloutConfig, TestRolloutConfig
-from webrl.config.run import WebRLConfig
-from webrl.config.services import (
-    CheckpointConfig,
-    ClusterConfig,
-    InferenceConfig,
-    LoggingConfig,
-    PixelStoreSection,
-    RecoverConfig,
-    SchedulerConfig,
-)
+from webrl.config.rules import Count, NonNegative, Positive, Section
+from webrl.config.run import WebRLConfig, check_dataset_size
+from webrl.config.sections import JudgeSection, TaskSection
 from webrl.config.spelling import all_keys
-from webrl.config.summary import describe_plan
+from webrl.config.summary import config_warnings, describe_plan
 
 __all__ = [
     "PROXIMAL_CHOICES",
     "PUBLISHED_KEYS",
     "SERVER_CHOICES",
-    "ActorConfig",
-    "CheckpointConfig",
-    "ClusterConfig",
-    "EnvConfig",
-    "GenerationConfig",
-    "InferenceConfig",
+    "Count",
     "JudgeSection",
     "LoadedConfig",
-    "LoggingConfig",
-    "OptimizerConfig",
-    "PixelStoreSection",
-    "PolicyConfig",
-    "PolicyInitSection",
+    "NonNegative",
+    "OverrideText",
+    "Positive",
     "ProximalChoice",
     "PublishedKey",
-    "RecoverConfig",
-    "RolloutConfig",
-    "SchedulerConfig",
+    "Section",
     "ServerChoice",
-    "TaskEntry",
-    "TestRolloutConfig",
+    "TaskSection",
     "WebRLConfig",
     "all_keys",
+    "build_section",
     "check_dataset_size",
     "config_warnings",
     "describe_plan",
-    "estimate_screenshot_bytes",
     "field_docs",
     "load_config",
     "packaged_configs",

@@ -10,19 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from webrl.config.actor import ActorConfig
+from webrl.config.sections import ActorSection
 from webrl.errors import Problem
-
-__all__ = [
-    "PROXIMAL_CHOICES",
-    "PUBLISHED_KEYS",
-    "SERVER_CHOICES",
-    "ProximalChoice",
-    "PublishedKey",
-    "ServerChoice",
-    "proximal_problems",
-    "server_problems",
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +125,7 @@ SERVER_CHOICES: tuple[ServerChoice, ...] = (
 """The valid combinations; a positive number of servers must equal the rollout's `d`."""
 
 
-def proximal_problems(actor: ActorConfig) -> list[Problem]:
+def proximal_problems(actor: ActorSection) -> list[Problem]:
     """Return what is contradictory among the loss keys of `actor`; keys are relative to it."""
     problems: list[Problem] = []
     chosen = (actor.use_decoupled_loss, actor.recompute_logprob, actor.prox_logp_method)

@@ -12,13 +12,12 @@ import itertools
 import textwrap
 import types
 import typing
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal
 
-from webrl.config.dump import format_value
+from webrl.config.load import format_value
 from webrl.config.published import PROXIMAL_CHOICES, PUBLISHED_KEYS, SERVER_CHOICES
+from webrl.config.rules import bounds_of, range_text, section_type
 from webrl.config.run import WebRLConfig
-
-__all__ = ["field_docs", "reference_page"]
 
 _INTRODUCTION = """\
 # Configuration
@@ -64,7 +63,7 @@ def _sections(section: type[Any], prefix: str, published: set[str]) -> list[str]
     parts: list[str] = []
     docs, hints = field_docs(section), typing.get_type_hints(section)
     for field in dataclasses.fields(section):
-        below = _section_type(hints[field.name])
+        below = section_type(hints[field.name])
         if below is None:
             continue
         is_list = typing.get_origin(hints[field.name]) is tuple
@@ -76,19 +75,12 @@ def _sections(section: type[Any], prefix: str, published: set[str]) -> list[str]
     return parts
 
 
-def _section_type(hint: Any) -> type[Any] | None:
-    """Return the dataclass behind a section or a list of tables, else `None`."""
-    if typing.get_origin(hint) is tuple:
-        hint = typing.get_args(hint)[0]
-    return hint if dataclasses.is_dataclass(hint) and isinstance(hint, type) else None
-
-
 def _table(section: type[Any], prefix: str, published: set[str]) -> str:
-    docs, hints = field_docs(section), typing.get_type_hints(section)
+    docs, hints = field_docs(section), typing.get_type_hints(section, include_extras=True)
     lines = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
     for field in dataclasses.fields(section):
         hint = hints[field.name]
-        if _section_type(hint) is not None:
+        if section_type(hint) is not None:
             continue
         key = f"`{prefix}{field.name}`"
         shown = f"**{key}**" if f"{prefix}{field.name}" in published else key
@@ -100,13 +92,17 @@ def _table(section: type[Any], prefix: str, published: set[str]) -> str:
 
 def _type_text(hint: Any) -> str:
     origin = typing.get_origin(hint)
-    if origin is Union or origin is types.UnionType:
+    if origin in (typing.Union, types.UnionType):
         inner = next(part for part in typing.get_args(hint) if part is not type(None))
         return f"{_type_text(inner)}, may be unset"
+    if origin is Annotated:
+        rule = range_text(bounds_of(hint))
+        bare = _type_text(typing.get_args(hint)[0])
+        return bare if bare == "text" else f"{bare} {rule}"
     if origin is Literal:
         return ", ".join(f"`{name}`" for name in typing.get_args(hint))
     names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-    return names[hint]
+    return names.get(hint, "list of texts")
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:

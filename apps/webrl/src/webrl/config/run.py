@@ -3,95 +3,96 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from webrl.allocation import Allocation, parse_allocation
-from webrl.config.actor import ActorConfig
-from webrl.config.combinations import combination_problems
-from webrl.config.environment import EnvConfig, PolicyConfig, TaskEntry
-from webrl.config.judge import JudgeSection
-from webrl.config.rollout import GenerationConfig, RolloutConfig, TestRolloutConfig
-from webrl.config.rules import Rules
-from webrl.config.services import (
-    CheckpointConfig,
-    ClusterConfig,
-    InferenceConfig,
-    LoggingConfig,
+from webrl.allocation import Allocation, Role, parse_allocation
+from webrl.config.published import proximal_problems, server_problems
+from webrl.config.rules import Count, Natural, Positive, Section, Text
+from webrl.config.sections import (
+    ActorSection,
+    CheckpointSection,
+    ClusterSection,
+    EnvSection,
+    GenerationSection,
+    InferenceSection,
+    JudgeSection,
+    LoggingSection,
     PixelStoreSection,
-    RecoverConfig,
-    SchedulerConfig,
+    PolicySection,
+    RecoverSection,
+    RolloutSection,
+    SchedulerSection,
+    TaskSection,
+    TestRolloutSection,
 )
-from webrl.errors import ConfigError
-
-__all__ = ["WebRLConfig"]
+from webrl.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WebRLConfig:
+class WebRLConfig(Section):
     """Everything that decides what `webrl train` does. Published keys are spelled as published."""
 
     allocation_mode: str
     """Which role runs where: `sglang[rollout]:d48+fsdp[actor]:d16`."""
-    tasks: tuple[TaskEntry, ...]
+    tasks: tuple[TaskSection, ...]
     """What to train and evaluate on; at least one."""
-    run_dir: str = "runs/{config}-{time}"
+    run_dir: Annotated[Text, "Give a folder, such as 'runs/first'."] = "runs/{config}-{time}"
     """Folder of this run; `{config}` and `{time}` are filled in when the run starts."""
-    seed: int = 0
+    seed: Annotated[Natural, "Any number from 0."] = 0
     """Seed of everything random."""
-    total_steps: int = 100
+    total_steps: Annotated[Count, "A run needs one update."] = 100
     """Published updates after which the run ends."""
-    time_limit_s: float | None = None
+    time_limit_s: Annotated[Positive, "Leave it out for none."] | None = None
     """Training time after which the run ends, in seconds; none when unset."""
     weight_update_mode: Literal["xccl", "disk"] = "xccl"
     """How new weights reach the servers: a broadcast, or a checkpoint on disk."""
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    scheduler: SchedulerSection = field(default_factory=SchedulerSection)
     """Who places and watches the workers."""
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
     """The machines."""
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    policy: PolicySection = field(default_factory=PolicySection)
     """Where the policy comes from."""
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: EnvSection = field(default_factory=EnvSection)
     """Rollout workers and their browsers."""
     judge: JudgeSection = field(default_factory=JudgeSection)
     """Who judges the episodes of tasks with a rubric."""
-    gconfig: GenerationConfig = field(default_factory=GenerationConfig)
+    gconfig: GenerationSection = field(default_factory=GenerationSection)
     """How actions are sampled."""
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    rollout: RolloutSection = field(default_factory=RolloutSection)
     """The everlasting pool and its bounds."""
-    actor: ActorConfig = field(default_factory=ActorConfig)
+    actor: ActorSection = field(default_factory=ActorSection)
     """The update engine."""
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    inference: InferenceSection = field(default_factory=InferenceSection)
     """The inference servers."""
     pixelstore: PixelStoreSection = field(default_factory=PixelStoreSection)
     """Where screenshots wait."""
-    test_rollout: TestRolloutConfig = field(default_factory=TestRolloutConfig)
+    test_rollout: TestRolloutSection = field(default_factory=TestRolloutSection)
     """The background evaluation."""
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     """When the run is saved."""
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    logging: LoggingSection = field(default_factory=LoggingSection)
     """Where figures go."""
-    recover: RecoverConfig = field(default_factory=RecoverConfig)
+    recover: RecoverSection = field(default_factory=RecoverSection)
     """How often what dies is started again."""
 
-    def __post_init__(self) -> None:
-        """Check the ranges and the combinations.
+    def contradictions(self) -> list[Problem]:
+        """Return what sections say against each other.
 
         Raises:
-            ConfigError: one or more keys break a rule; all are listed.
             AllocationError: `allocation_mode` does not parse.
         """
-        rules = Rules()
-        rules.not_blank("run_dir", self.run_dir, "Give a folder, such as 'runs/first'.")
-        rules.at_least("seed", self.seed, 0, "Any number from 0.")
-        rules.at_least("total_steps", self.total_steps, 1, "A run needs one update.")
-        rules.above("time_limit_s", self.time_limit_s, 0, "Leave it out for none.")
-        rules.one_of("weight_update_mode", self.weight_update_mode, ("xccl", "disk"))
-        problems = [
-            *rules.problems,
-            *combination_problems(self, parse_allocation(self.allocation_mode)),
-        ]
-        if problems:
-            raise ConfigError(problems)
+        allocation = self.allocation
+        problems = _role_problems(allocation)
+        if not problems:
+            problems += server_problems(
+                self.cluster.n_inference_servers,
+                allocation.role("rollout").dims.d,
+                is_shared=allocation.shares_devices("rollout", "actor"),
+            )
+            problems += _device_problems(self, allocation)
+            problems += _batch_problems(self, allocation.role("actor").dims.d)
+        problems += [problem.under("actor") for problem in proximal_problems(self.actor)]
+        return problems + _task_problems(self) + _room_problems(self)
 
     @property
     def allocation(self) -> Allocation:
@@ -135,3 +136,157 @@ class WebRLConfig:
             "rollout", "actor"
         )
         return "nccl" if has_own_gpus else "gloo"
+
+
+def _role_problems(allocation: Allocation) -> list[Problem]:
+    """`rollout` generates, `actor` trains, each data parallel only, and there are no others."""
+    problems: list[Problem] = []
+
+    def note(rule: str, got: str, fix: str) -> None:
+        problems.append(Problem(key="allocation_mode", message=f"must {rule}, got {got}. {fix}"))
+
+    for name, kind, example in (
+        ("rollout", "inference", "sglang[rollout]:d1"),
+        ("actor", "training", "fsdp[actor]:d1"),
+    ):
+        role = allocation.find(name)
+        if role is None:
+            names = ", ".join(repr(other.name) for other in allocation.roles)
+            note(f"have a role named {name!r}", f"only {names}", f"Write e.g. {example}.")
+        elif role.kind != kind:
+            note(f"give {name!r} an {kind} backend", repr(role.backend), f"Write e.g. {example}.")
+    for role in allocation.roles:
+        if role.name not in ("rollout", "actor"):
+            note(
+                "have the roles 'rollout' and 'actor' only",
+                repr(role.name),
+                "The test rollout is sized by test_rollout.n_gpus.",
+            )
+        elif role.dims.num_devices != role.dims.d:
+            note(f"give {role.name!r} data parallelism only", _dims_text(role), _dims_fix(role))
+    return problems
+
+
+def _dims_text(role: Role) -> str:
+    dims = role.dims
+    letters = (("d", dims.d), ("t", dims.t), ("p", dims.p), ("c", dims.c))
+    return "".join(f"{letter}{count}" for letter, count in letters if count > 1 or letter == "d")
+
+
+def _dims_fix(role: Role) -> str:
+    return f"Write {role.backend}[{role.name}]:d{role.dims.num_devices} for the same devices."
+
+
+def _device_problems(config: WebRLConfig, allocation: Allocation) -> list[Problem]:
+    """All roles together fit the cluster's GPUs; on CPUs any number of processes may run."""
+    available = config.cluster.num_gpus
+    if available == 0:
+        return []
+    test = config.test_rollout.n_gpus if config.test_rollout.enabled else 0
+    needed = allocation.num_devices + test
+    if needed <= available:
+        return []
+    message = (
+        f"must fit the cluster's {available} GPUs ({config.cluster.n_nodes} nodes x "
+        f"{config.cluster.n_gpus_per_node}), got {needed} ({allocation.num_devices} by "
+        f"allocation_mode + {test} by test_rollout.n_gpus). Shrink a role or raise cluster.n_nodes."
+    )
+    return [Problem(key="allocation_mode", message=message)]
+
+
+def _batch_problems(config: WebRLConfig, num_ranks: int) -> list[Problem]:
+    """One batch splits into whole groups, equal ranks, and non-empty mini-batches."""
+    batch, group = config.rollout.consumer_batch_size, config.gconfig.n_samples
+    key = "rollout.consumer_batch_size"
+    problems: list[Problem] = []
+
+    def divides(divisor: int, name: str) -> None:
+        if batch % divisor:
+            nearest = max(1, round(batch / divisor)) * divisor
+            message = f"must be divisible by {name} ({divisor}), got {batch}. Use e.g. {nearest}."
+            problems.append(Problem(key=key, message=message))
+
+    divides(group, "gconfig.n_samples")
+    divides(num_ranks, "the actor's d in allocation_mode")
+    cuts = config.actor.ppo_n_minibatches
+    if cuts > batch:
+        message = f"must be <= rollout.consumer_batch_size ({batch}), got {cuts}. Use fewer."
+        problems.append(Problem(key="actor.ppo_n_minibatches", message=message))
+    if config.gconfig.max_new_tokens >= config.inference.context_length:
+        message = (
+            f"must be < inference.context_length ({config.inference.context_length}), got "
+            f"{config.gconfig.max_new_tokens}. Leave room for the prompt and its screenshots."
+        )
+        problems.append(Problem(key="gconfig.max_new_tokens", message=message))
+    return problems
+
+
+def _task_problems(config: WebRLConfig) -> list[Problem]:
+    names = [task.name for task in config.tasks]
+    if not names:
+        message = "must name at least one task, got none. List them with: webrl tasks."
+        return [Problem(key="tasks", message=message)]
+    problems: list[Problem] = []
+
+    def note(key: str, message: str) -> None:
+        problems.append(Problem(key=key, message=message))
+
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        note("tasks", f"must name each task once, got {twice[0]!r} twice. Use `weight` instead.")
+    if all(task.split == "test" for task in config.tasks):
+        note("tasks", "must hold one to train on, got only split = 'test'. Add a task.")
+    if config.test_rollout.enabled and all(task.split == "train" for task in config.tasks):
+        note("tasks", "must hold one for the test rollout, got only split = 'train'. Add a task.")
+    return problems + _judge_problems(config)
+
+
+def _judge_problems(config: WebRLConfig) -> list[Problem]:
+    """Tasks with a rubric have a judge, whose time is part of the episode's."""
+    judged = [task.name for task in config.tasks if task.is_judged]
+    if not judged:
+        return []
+    if config.judge.url is None:
+        message = f"must be set for {judged[0]!r}, got nothing. Give the address of a judge."
+        return [Problem(key="judge.url", message=message)]
+    if config.judge.deadline_s < config.env.episode_timeout_s:
+        return []
+    message = (
+        f"must be < env.episode_timeout_s ({config.env.episode_timeout_s:g}), got "
+        f"{config.judge.deadline_s:g}: the verdict is part of the episode. Lower it."
+    )
+    return [Problem(key="judge.deadline_s", message=message)]
+
+
+def _room_problems(config: WebRLConfig) -> list[Problem]:
+    """The pixel store holds all episodes that may be in flight, or has a disk tier."""
+    if not config.tasks:
+        return []
+    store = config.pixelstore
+    room = store.max_bytes + (store.max_disk_bytes if store.disk_dir is not None else 0)
+    # A start page and one screenshot after each action.
+    pictures = max(task.most_steps for task in config.tasks) + 1
+    needed = config.capacity * pictures * config.env.most_screenshot_bytes
+    if needed <= room:
+        return []
+    message = (
+        f"must hold (eta + 1) * B = {config.capacity} episodes of up to {pictures} screenshots, "
+        f"about {needed} bytes, got {room} bytes. Raise it, set pixelstore.disk_dir, or lower "
+        "rollout.consumer_batch_size."
+    )
+    return [Problem(key="pixelstore.max_bytes", message=message)]
+
+
+def check_dataset_size(config: WebRLConfig, num_tasks: int) -> None:
+    """Refuse fewer different tasks than one batch has groups.
+
+    Raises:
+        ConfigError: There are too few.
+    """
+    if num_tasks < config.groups_per_batch:
+        message = (
+            f"must hold at least {config.groups_per_batch} different tasks "
+            f"(rollout.consumer_batch_size / gconfig.n_samples), got {num_tasks}. Add tasks or "
+            "lower rollout.consumer_batch_size."
+        )
+        raise ConfigError([Problem(key="tasks", message=message)])

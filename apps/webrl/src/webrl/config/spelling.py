@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 import typing
 from collections.abc import Sequence
-from typing import Any
 
+from webrl.config.rules import Section, section_type
 from webrl.config.run import WebRLConfig
 from webrl.errors import Problem
 
-__all__ = ["all_keys", "suggestion", "unknown_key"]
-
 _CLOSE = 0.7
 """Least similarity of a suggestion; below it a guess misleads more often than it helps."""
-
-
 _MOST = 3
 """Places that are named when a key exists in several sections."""
 
 
-def all_keys(section: type[Any] = WebRLConfig, prefix: str = "") -> list[str]:
+def all_keys(section: type[Section] = WebRLConfig, prefix: str = "") -> list[str]:
     """Return every dotted key below `section`; keys of listed tables read `tasks[].name`."""
     keys: list[str] = []
-    hints = typing.get_type_hints(section)
-    for field in dataclasses.fields(section):
-        hint, name = hints[field.name], f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            keys += all_keys(hint, f"{name}.")
-        elif typing.get_origin(hint) is tuple:
-            keys += all_keys(typing.get_args(hint)[0], f"{name}[].")
-        else:
-            keys.append(name)
+    for name, hint in typing.get_type_hints(section).items():
+        below = section_type(hint)
+        dots = "[]." if typing.get_origin(hint) is tuple else "."
+        keys += [prefix + name] if below is None else all_keys(below, prefix + name + dots)
     return keys
 
 

@@ -1,13 +1,11 @@
-"""What `--dry-run` prints: roles, devices, capacity, warnings."""
+"""What a run will do, for people: roles, devices, capacity, and keys that never take effect."""
 
 from __future__ import annotations
 
 from webrl.allocation import Role
-from webrl.config.combinations import config_warnings
 from webrl.config.published import PROXIMAL_CHOICES, SERVER_CHOICES
 from webrl.config.run import WebRLConfig
-
-__all__ = ["describe_plan"]
+from webrl.config.sections import EnvSection, PolicyInitSection
 
 
 def describe_plan(config: WebRLConfig) -> str:
@@ -91,3 +89,72 @@ def _mode_lines(config: WebRLConfig) -> list[str]:
         else "disk, a checkpoint for each update"
     )
     return [f"  generation: {server}", f"  loss: {loss}", f"  weight updates: {publish}"]
+
+
+def config_warnings(config: WebRLConfig) -> list[str]:
+    """Return one sentence for each knob that can never bind or has no effect."""
+    return [*_bound_warnings(config), *_effect_warnings(config)]
+
+
+def _bound_warnings(config: WebRLConfig) -> list[str]:
+    limit, slots = config.rollout.max_concurrent_rollouts, config.env.num_slots
+    warnings: list[str] = []
+    if limit > config.capacity:
+        warnings.append(
+            f"rollout.max_concurrent_rollouts = {limit} can never bind: staleness admits at most "
+            f"(eta + 1) * B = {config.capacity} episodes."
+        )
+    if limit > slots:
+        warnings.append(
+            f"rollout.max_concurrent_rollouts = {limit} can never bind: the workers have {slots} "
+            "slots (env.num_workers * env.slots_per_worker)."
+        )
+    if slots > min(limit, config.capacity):
+        warnings.append(
+            f"env.slots_per_worker = {config.env.slots_per_worker}: {slots} slots in all can never "
+            f"be full, at most {min(limit, config.capacity)} episodes run."
+        )
+    return warnings
+
+
+def _effect_warnings(config: WebRLConfig) -> list[str]:
+    warnings: list[str] = []
+    eta = config.rollout.max_head_offpolicyness
+    if config.is_synchronous and eta > 0:
+        warnings.append(
+            f"rollout.max_head_offpolicyness = {eta} has no effect: the run is synchronous "
+            "(cluster.n_inference_servers = 0), so nothing is stale."
+        )
+    if not config.is_synchronous and config.allocation.shares_devices("rollout", "actor"):
+        warnings.append(
+            f"allocation_mode = {config.allocation_mode!r}: servers and trainer share devices and "
+            "slow each other; weights are published over gloo. Meant for development."
+        )
+    if config.judge.url is not None and not any(task.is_judged for task in config.tasks):
+        warnings.append("judge has no effect: no task has a rubric (webgym:PATH).")
+    if config.env.action_mode == "set_of_marks" and config.policy.path is None:
+        warnings.append(
+            "env.action_mode = 'set_of_marks': the tiny policy was warmed up on positions, its clicks "
+            "are invalid here. Set policy.path."
+        )
+    if config.policy.path is not None and config.policy.init != PolicyInitSection():
+        warnings.append("policy.init has no effect: policy.path is set.")
+    if (
+        config.env.screenshot_format != "jpeg"
+        and config.env.jpeg_quality != EnvSection().jpeg_quality
+    ):
+        warnings.append(
+            f"env.jpeg_quality has no effect with env.screenshot_format = "
+            f"{config.env.screenshot_format!r}."
+        )
+    if config.gconfig.top_p < 1:
+        warnings.append(
+            f"gconfig.top_p = {config.gconfig.top_p}: sampled log-probs are renormalised over the "
+            "nucleus, the trainer's are not, so the behavior weights are biased."
+        )
+    if config.checkpoint.save_every > config.total_steps:
+        warnings.append(
+            f"checkpoint.save_every = {config.checkpoint.save_every} never comes due within "
+            f"total_steps = {config.total_steps}: only the last update is saved."
+        )
+    return warnings

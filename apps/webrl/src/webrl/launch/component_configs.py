@@ -18,7 +18,7 @@ from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConf
 from webrl.browser import BrowserConfig, Deadlines
 from webrl.cluster.network import LOCAL, Reach
 from webrl.cluster.placement import RoleSpec
-from webrl.config import TaskEntry, WebRLConfig
+from webrl.config import TaskSection, WebRLConfig
 from webrl.judge import JudgeConfig
 from webrl.policy import PolicyProcessor
 from webrl.rollout.worker import WorkerSpec
@@ -118,7 +118,7 @@ def test_tasks(config: WebRLConfig) -> tuple[Task, ...]:
 
 
 def _tasks(
-    config: WebRLConfig, entry: TaskEntry, max_steps: int | None, *, is_test: bool = False
+    config: WebRLConfig, entry: TaskSection, max_steps: int | None, *, is_test: bool = False
 ) -> list[Task]:
     changes: dict[str, object] = {}
     width, height = config.env.viewport_width, config.env.viewport_height

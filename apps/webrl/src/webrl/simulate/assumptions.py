@@ -10,9 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from webrl.config import WebRLConfig
-from webrl.config.coerce import OverrideText, build_section
-from webrl.config.reference import field_docs
+from webrl.config import OverrideText, WebRLConfig, build_section, field_docs
 from webrl.errors import ConfigError, Problem
 from webrl.simulate.model import SimulationModel
 from webrl.simulate.trace import RunTrace, read_trace
@@ -100,7 +98,7 @@ def with_settings(model: SimulationModel, settings: Sequence[str]) -> Simulation
             continue
         tree[section][name] = OverrideText(text.strip())
     built = build_section(SimulationModel, tree, PREFIX.rstrip("."), problems)
-    if problems:
+    if built is None or problems:
         raise ConfigError(problems)
     return built
 
