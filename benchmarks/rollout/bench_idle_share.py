@@ -60,7 +60,7 @@ def controlled_share(num_slots: int, eta: int = 2) -> tuple[float, float]:
         ):
             for version in range(1, NUM_ROUNDS + 1):
                 await controller.prepare_batch(batch)
-                controller.publish(version)
+                controller.advance(version)
             seen = manager.statistics()
             return executor.statistics().idle_share, seen.mean_off_policyness
 

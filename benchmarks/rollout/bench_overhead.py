@@ -80,7 +80,7 @@ def controller_cpu_share(group_size: int) -> tuple[float, float]:
                 cpu_started, started = time.process_time(), clock.time()
                 for version in range(1, num_steps + 1):
                     await controller.prepare_batch(NUM_SLOTS)
-                    controller.publish(version)
+                    controller.advance(version)
                 cpu_s = time.process_time() - cpu_started
                 num_episodes = controller.statistics().num_landed
                 share = cpu_s / (clock.time() - started)

@@ -41,7 +41,7 @@ class Run:
                 manager.try_admit(episode_id)
                 manager.finish(episode_id)
             manager.consume(ids)
-            manager.publish(manager.version + 1)
+            manager.advance(manager.version + 1)
         self.cpu_s.append(time.process_time() - started_s)
 
 

@@ -111,7 +111,7 @@ def test_a_batch_fills_through_the_callback_alone() -> None:
                     for version in (1, 2):
                         batch = await controller.prepare_batch(4, timeout_s=30)
                         assert batch.num_episodes == 4
-                        controller.publish(version)
+                        controller.advance(version)
             await notifier.aclose()
         assert nudges
 

@@ -89,7 +89,7 @@ def test_complete_groups_reach_the_trainer_and_publishing_admits_the_next() -> N
         assert [r.member for r in batch[0].records] == [0, 1]
         await settle()
         assert rig.running() == []
-        rig.controller.publish(1)
+        rig.controller.advance(1)
         await settle()
         assert len(rig.running()) == 4
 
@@ -128,7 +128,7 @@ def test_after_the_last_refill_the_group_is_smaller_or_dropped(policy: str) -> N
         else:
             batch = await rig.controller.prepare_batch(2)
             assert (batch.num_episodes, batch[0].num_lost, batch.is_short) == (1, 1, False)
-            assert rig.controller.publish(1) == 1
+            assert rig.controller.advance(1) == 1
         await settle()
         assert len(rig.running()) == 2
 
@@ -276,10 +276,10 @@ def test_stale_members_are_marked_and_stale_groups_dropped() -> None:
     async def body() -> None:
         await rig.finish("g0/0", "g0/1")
         await rig.finish("g1/0")
-        rig.controller.publish(1)
+        rig.controller.advance(1)
         rig.workers[0].succeed("g1/1", oldest_version=1)
         await settle()
-        rig.controller.publish(2)
+        rig.controller.advance(2)
         batch = await rig.controller.prepare_batch(2)
         assert (batch[0].group_id, batch[0].expired) == ("g1", {"g1/0"})
         assert [r.episode_id for r in batch[0].trainable] == ["g1/1"]
@@ -331,7 +331,7 @@ def test_pausing_admission_starts_nothing_and_resuming_does() -> None:
         rig.controller.pause_admission()
         await rig.finish("g0/0", "g1/0", "g2/0", "g3/0")
         await rig.controller.prepare_batch(4)
-        rig.controller.publish(1)
+        rig.controller.advance(1)
         await settle()
         assert rig.running() == []
         rig.controller.resume_admission()
@@ -366,7 +366,7 @@ def test_submitted_groups_go_ahead_of_the_source() -> None:
         rig.controller.submit(make_group("mine", 2))
         await rig.finish("g0/0", "g0/1")
         await rig.controller.prepare_batch(2)
-        rig.controller.publish(1)
+        rig.controller.advance(1)
         await settle()
         assert rig.running() == ["mine/0", "mine/1"]
         with pytest.raises(ValueError, match="distinct members"):
@@ -386,7 +386,7 @@ def test_overrun_wait_takes_the_old_group_into_this_batch() -> None:
     async def body() -> None:
         await rig.finish("g1/0", "g2/0")
         await rig.controller.prepare_batch(2)
-        rig.controller.publish(1)
+        rig.controller.advance(1)
         await settle()
         await rig.finish("g3/0", "g4/0", "g5/0")
 

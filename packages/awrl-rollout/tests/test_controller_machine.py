@@ -181,13 +181,13 @@ class ControllerMachine(RuleBasedStateMachine):
                 self.trained.append(record.episode_id)
         self.outstanding.append(batch)
 
-    @rule(is_publish=st.booleans())
-    def settle(self, is_publish: bool) -> None:
-        if is_publish:
-            self.controller.publish(self.manager.version + 1)
+    @rule(is_advance=st.booleans())
+    def end_batch(self, is_advance: bool) -> None:
+        if is_advance:
+            self.controller.advance(self.manager.version + 1)
             self.outstanding.clear()
         elif self.outstanding:
-            self.controller.settle(batches=[self.outstanding.pop(0).batch])
+            self.controller.release_budget(batches=[self.outstanding.pop(0).batch])
         self.host.settle()
 
     @rule(is_open=st.booleans())
@@ -235,7 +235,7 @@ class ControllerMachine(RuleBasedStateMachine):
         assert all(worker.most_running <= NUM_SLOTS for worker in self.all_workers)
         seen = self.manager.statistics()
         assert seen.num_running <= self.limits.max_concurrent
-        in_use = seen.num_running + seen.num_reserved + seen.finished - seen.settled
+        in_use = seen.num_running + seen.num_reserved + seen.finished - seen.released
         assert in_use <= self.limits.budget
         parts = (
             seen.num_enqueued,
@@ -258,10 +258,10 @@ class ControllerMachine(RuleBasedStateMachine):
         """The run can always go on, and after its end only groups in the queue hold units."""
         if not hasattr(self, "controller"):
             return
-        self.controller.settle()
+        self.controller.release_budget()
         self.controller.resume_admission()
         assert self.fills_a_batch()
-        self.controller.settle()
+        self.controller.release_budget()
         self.close()
         seen = self.manager.statistics()
         assert (seen.num_running, seen.num_reserved, seen.num_enqueued) == (0, 0, 0)

@@ -47,7 +47,7 @@ async def leave_one_behind(controller: RolloutController, worker: ScriptedWorker
     """Publish version 1 while g0 runs on version 0, its last chance, with a full queue."""
     await finish(worker, "g1/0", "g2/0")
     await controller.prepare_batch(2)
-    controller.publish(1)
+    controller.advance(1)
     await settle()
     await finish(worker, "g3/0", "g4/0", "g5/0")
 
@@ -63,7 +63,7 @@ def test_under_wait_a_batch_closes_at_the_deadline_and_the_group_is_dropped_late
         batch = await controller.prepare_batch(2)
         assert 100.0 <= clock.time() - started_s < 102.0
         assert [group.group_id for group in batch] == ["g3", "g4"]
-        controller.publish(2)
+        controller.advance(2)
         await finish(worker, "g0/0")
         await controller.prepare_batch(1)
         assert controller.statistics().dropped_groups == {"expired": 1}
@@ -85,7 +85,7 @@ def test_a_dropped_groups_task_can_be_enqueued_again_ahead_of_the_source() -> No
         controllers.append(controller)
         await leave_one_behind(controller, worker)
         await controller.prepare_batch(2)
-        controller.publish(2)
+        controller.advance(2)
         await settle()
         newest = list(worker.requests)[-1]
         await finish(worker, "g0/0")

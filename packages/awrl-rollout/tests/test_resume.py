@@ -51,7 +51,7 @@ def test_saved_groups_are_queued_and_the_rest_runs_again_in_order() -> None:
             assert list(worker.requests) == ["2/0", "2/1", "3/0", "3/1"]
             batch = await controller.prepare_batch(4)
             assert [group.group_id for group in batch] == ["0", "1"]
-            controller.publish(1)
+            controller.advance(1)
             await settle()
             assert list(worker.requests)[4:] == ["4/0", "4/1", "5/0", "5/1"]
 

@@ -71,7 +71,7 @@ def test_the_end_of_the_data_is_no_hang(num_epochs: int | None) -> None:
         ):
             for version in range(1, 6):
                 delivered += (await controller.prepare_batch(2)).num_episodes
-                controller.publish(version)
+                controller.advance(version)
                 if num_epochs is not None:
                     with pytest.raises(DataExhaustedError, match="data exhausted"):
                         await controller.prepare_batch(2)

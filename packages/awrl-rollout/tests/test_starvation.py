@@ -110,9 +110,9 @@ def test_every_batch_fills_whatever_the_numbers(data: st.DataObject) -> None:
                     continue
                 await clock.sleep(1.0)
                 if is_skipped:
-                    controller.settle(batches=[outstanding.pop(0)])
+                    controller.release_budget(batches=[outstanding.pop(0)])
                 else:
-                    controller.publish(manager.version + 1, batches=[outstanding.pop(0)])
+                    controller.advance(manager.version + 1, batches=[outstanding.pop(0)])
             seen = manager.statistics()
             assert max(seen.off_policyness, default=0) <= eta
 

@@ -20,7 +20,7 @@ def test_with_b_episodes_a_version_it_is_the_published_formula(
         running=running,
         reserved=0,
         finished=finished,
-        settled=version * batch,
+        released=version * batch,
     )
     assert ours.bounds["staleness"] == (eta + version + 1) * batch - (finished + running)
     assert ours.value == max(0, ours.bounds["staleness"])
@@ -33,7 +33,7 @@ def test_a_tie_is_named_in_a_fixed_order() -> None:
         running=0,
         reserved=0,
         finished=0,
-        settled=0,
+        released=0,
         extra_bounds={"store": 3},
     )
     assert tied.binding == "concurrency"
@@ -41,7 +41,7 @@ def test_a_tie_is_named_in_a_fixed_order() -> None:
 
 def test_a_bound_below_zero_reads_as_no_capacity() -> None:
     over = compute_capacity(
-        max_concurrent=2, budget=2, running=5, reserved=0, finished=0, settled=0
+        max_concurrent=2, budget=2, running=5, reserved=0, finished=0, released=0
     )
     assert (over.value, bool(over)) == (0, False)
     assert over.bounds == {"concurrency": -3, "staleness": -3}

@@ -74,7 +74,7 @@ def test_a_publish_wakes_and_consuming_does_not() -> None:
             manager.consume(["a"])
             await settle()
             assert not waiting.done()
-            manager.publish(1)
+            manager.advance(1)
             await settle()
             assert waiting.done()
 

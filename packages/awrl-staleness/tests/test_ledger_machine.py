@@ -208,11 +208,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(is_publish=st.booleans(), index=PICK)
     def settle(self, is_publish: bool, index: int) -> None:
         if is_publish:
-            self.manager.publish(self.manager.version + 1)
+            self.manager.advance(self.manager.version + 1)
             chosen = list(self.batches)
         elif self.batches:
             chosen = [list(self.batches)[index % len(self.batches)]]
-            self.manager.settle(chosen)
+            self.manager.release_budget(chosen)
         else:
             return
         for batch in chosen:
@@ -280,7 +280,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for key, state in self.states.items():
             if state not in TERMINAL_STATES:
                 self.manager.reject(key, "the end")
-        self.manager.settle()
+        self.manager.release_budget()
         seen = self.manager.statistics()
         assert seen.capacity.bounds == {
             "concurrency": self.config.max_concurrent,

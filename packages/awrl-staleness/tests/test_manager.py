@@ -75,7 +75,7 @@ def test_consuming_creates_no_capacity_but_publishing_does() -> None:
     assert manager.capacity().value == 0
     manager.consume("abcd")
     assert manager.capacity().value == 0
-    manager.publish(1)
+    manager.advance(1)
     assert manager.capacity().value == 4
 
 
@@ -96,7 +96,7 @@ def test_eleven_hundred_finished_episodes_are_all_retrievable() -> None:
     ids = [f"e{index}" for index in range(1100)]
     run_to_queue(manager, *ids)
     manager.consume(ids)
-    assert manager.publish(1) == 1100
+    assert manager.advance(1) == 1100
 
 
 def test_a_discarded_item_leaves_a_hole_that_can_be_filled() -> None:
@@ -124,7 +124,7 @@ def test_a_skipped_update_returns_the_budget_and_keeps_the_version() -> None:
     manager = make()
     run_to_queue(manager, *"abcd")
     batch = manager.consume("abcd")
-    assert manager.settle([batch]) == 4
+    assert manager.release_budget([batch]) == 4
     assert (manager.version, manager.capacity().value) == (0, 4)
     assert manager.statistics().num_skips == 1
 
@@ -144,9 +144,9 @@ def test_uneven_batches_and_skipped_updates_neither_starve_nor_drift(
         run_to_queue(manager, *ids)
         batch = manager.consume(ids)
         if is_skipped:
-            manager.settle([batch])
+            manager.release_budget([batch])
         else:
-            manager.publish(manager.version + 1)
+            manager.advance(manager.version + 1)
         drift += 4 * (not is_skipped) - size
         assert manager.capacity().bounds["staleness"] == manager.config.budget
         published = (1 + manager.version + 1) * 4 - manager.statistics().finished
@@ -158,10 +158,10 @@ def test_only_the_named_batches_are_settled() -> None:
     run_to_queue(manager, *"abcd")
     first = manager.consume("ab")
     manager.consume("cd")
-    assert manager.publish(1, batches=[first]) == 2
+    assert manager.advance(1, batches=[first]) == 2
     assert manager.capacity().value == 6
     with pytest.raises(UnknownEpisodeError, match="batch must be one"):
-        manager.settle([first])
+        manager.release_budget([first])
 
 
 def test_a_groups_units_stay_reserved_until_it_is_closed() -> None:
@@ -230,21 +230,21 @@ def test_consume_moves_all_or_none() -> None:
 
 def test_a_version_that_does_not_advance_is_refused() -> None:
     manager = make()
-    manager.publish(3)
+    manager.advance(3)
     with pytest.raises(ConfigError, match="version must be above 3, got 3"):
-        manager.publish(3)
+        manager.advance(3)
 
 
 def test_ages_and_waste_are_split() -> None:
     manager = make(eta=2)
     assert manager.try_admit("a", label="hard")
     assert manager.try_admit("b", label="easy")
-    manager.publish(1)
+    manager.advance(1)
     manager.finish("a", oldest_version=0)
     manager.finish("b")
-    manager.publish(2)
+    manager.advance(2)
     manager.consume(["a"])
-    manager.publish(3)
+    manager.advance(3)
     manager.expire("b")
     seen = manager.statistics()
     assert seen.off_policyness == {2: 1}
@@ -272,13 +272,13 @@ def test_a_resume_queues_what_was_persisted_and_names_the_rest() -> None:
     assert restored.statistics().num_queued == 2
     assert restored.capacity().value == 6
     restored.consume(["queued", "training"])
-    restored.publish(1)
+    restored.advance(1)
     assert restored.capacity().value == 8
 
 
 def test_tokens_from_weights_that_no_longer_exist_are_not_kept() -> None:
     manager = make(eta=1)
-    manager.publish(1)
+    manager.advance(1)
     run_to_queue(manager, "a")
     restored, lost = StalenessManager.restore(
         manager.config, manager.snapshot(), persisted=["a"], version=0
@@ -292,7 +292,7 @@ def test_listeners_hear_what_may_create_capacity_until_they_unsubscribe() -> Non
     heard: list[int] = []
     stop = manager.subscribe(lambda: heard.append(manager.capacity().value))
     run_to_queue(manager, "a")
-    manager.publish(1)
+    manager.advance(1)
     stop()
-    manager.publish(2)
+    manager.advance(2)
     assert heard == [3, 3]

@@ -41,11 +41,11 @@ class Source:
         self._calls.append("collect")
         return RolloutBatch([], batch=0, version=0, is_short=False)
 
-    def publish(self, version: int) -> None:
-        self._calls.append(f"settled as {version}")
+    def advance(self, version: int) -> None:
+        self._calls.append(f"advanced to {version}")
 
-    def settle(self) -> None:
-        self._calls.append("settled unpublished")
+    def release_budget(self) -> None:
+        self._calls.append("budget released")
 
     async def metrics(self) -> dict[str, float]:
         return {}
@@ -110,11 +110,11 @@ def trainer_of(
     )
 
 
-def test_a_step_collects_updates_publishes_and_then_settles() -> None:
+def test_a_step_collects_updates_publishes_and_then_advances() -> None:
     calls: list[str] = []
     trainer = trainer_of(calls, [7])
     metrics = asyncio.run(trainer.step())
-    assert calls == ["collect", "update", "publish 7", "settled as 7"]
+    assert calls == ["collect", "update", "publish 7", "advanced to 7"]
     assert (trainer.progress.version, trainer.progress.num_steps) == (7, 9)
     assert metrics["weights/version"] == 7.0
 
@@ -123,7 +123,7 @@ def test_the_version_counts_published_updates_only() -> None:
     calls: list[str] = []
     trainer = trainer_of(calls, [6, 7])
     asyncio.run(trainer.step())  # a gradient that was not finite: the ranks stay at 6
-    assert calls == ["collect", "update", "settled unpublished"]
+    assert calls == ["collect", "update", "budget released"]
     assert (trainer.progress.version, trainer.progress.num_steps) == (6, 9)
     asyncio.run(trainer.step())
     assert (trainer.progress.version, trainer.progress.num_steps) == (7, 10)
@@ -134,7 +134,7 @@ def test_a_batch_without_a_row_wakes_no_rank_and_gives_its_budget_back() -> None
     trainer = trainer_of(calls, [])
     trainer.has_rows = False
     asyncio.run(trainer.step())
-    assert calls == ["collect", "settled unpublished"]
+    assert calls == ["collect", "budget released"]
     assert trainer.progress.version == 6
 
 

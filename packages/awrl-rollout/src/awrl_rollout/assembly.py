@@ -40,7 +40,7 @@ class Assembly:
         self.num_smaller_groups = 0
         self.num_short_batches = 0
         self.in_training: dict[int, tuple[CompleteGroup, ...]] = {}
-        """Consumed groups by batch, until settled."""
+        """Consumed groups by batch, until their budget is released."""
         self._manager = manager
         self._book = book
         self._hooks = hooks
@@ -109,7 +109,7 @@ class Assembly:
         ]
         return RolloutBatch(results, batch=batch, version=self._manager.version, is_short=is_short)
 
-    def settled(self, batches: Sequence[int] | None) -> None:
+    def forget(self, batches: Sequence[int] | None) -> None:
         """Forget batches that were published, skipped or discarded; all when None."""
         for batch in list(self.in_training) if batches is None else batches:
             self.in_training.pop(batch, None)

@@ -46,7 +46,7 @@ class RolloutBatch(Sequence[GroupResult]):
 
     Attributes:
         groups: The groups.
-        batch: Number for `RolloutController.publish` and `settle`.
+        batch: Number for `RolloutController.advance` and `release_budget`.
         version: Weight version at the moment of the assembly.
         is_short: Fewer episodes than asked for, because no further group could ever be admitted.
     """

@@ -9,7 +9,7 @@ Invariants, whatever workers, callbacks and hooks do:
 * evaluation episodes never touch the manager.
 
 The loops are in `awrl_rollout.dispatcher`, the decisions in `admission`, `assembly`, `batch_rule` and
-`awrl_staleness`. The trainer's side (`prepare_batch`, `publish`, `settle`) runs in the caller's
+`awrl_staleness`. The trainer's side (`prepare_batch`, `advance`, `release_budget`) runs in the caller's
 task; it waits for complete groups and is unblocked by the collect loops.
 """
 
@@ -161,24 +161,27 @@ class RolloutController:
         finally:
             self._reporter.trainer_goes_on()
 
-    def publish(self, version: int, *, batches: Sequence[int] | None = None) -> int:
-        """Advance the version, settle the batches behind it, return how many episodes that were.
+    def advance(self, version: int, *, batches: Sequence[int] | None = None) -> int:
+        """Note the servers' new version; release the budget of the batches behind it.
 
         Args:
             version: The version that the servers hold now.
-            batches: `RolloutBatch.batch` numbers; None settles every consumed batch.
-        """
-        num_settled = self._parts.manager.publish(version, batches=batches)
-        self._parts.assembly.settled(batches)
-        self._dispatcher.kick()
-        return num_settled
+            batches: `RolloutBatch.batch` numbers; None means every consumed batch.
 
-    def settle(self, *, batches: Sequence[int] | None = None) -> int:
-        """Settle skipped or discarded batches, return how many episodes; the version stays."""
-        num_settled = self._parts.manager.settle(batches)
-        self._parts.assembly.settled(batches)
+        Returns:
+            How many episodes these batches held.
+        """
+        num_released = self._parts.manager.advance(version, batches=batches)
+        self._parts.assembly.forget(batches)
         self._dispatcher.kick()
-        return num_settled
+        return num_released
+
+    def release_budget(self, *, batches: Sequence[int] | None = None) -> int:
+        """Release skipped or discarded batches, return how many episodes; the version stays."""
+        num_released = self._parts.manager.release_budget(batches)
+        self._parts.assembly.forget(batches)
+        self._dispatcher.kick()
+        return num_released
 
     # -- requests
 

@@ -1,7 +1,7 @@
 """What of a controller goes into a checkpoint, and what a resumed one begins with.
 
 After a resume nothing is in flight. Complete groups whose records were saved go back to the ready
-queue, those of a batch that was not settled included; every other group that was admitted or in
+queue, those of a batch whose budget was not released included; every other group that was admitted or in
 line is run again, in the order of its first admission, before anything new.
 """
 
@@ -20,7 +20,7 @@ class ControllerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     ledger: LedgerSnapshot
     ready: tuple[CompleteGroup, ...]
-    """Complete groups, those of unsettled batches included."""
+    """Complete groups, those of batches in training included."""
     again: tuple[tuple[EpisodeRequest, ...], ...]
     """First requests of the groups to run again, in order."""
 

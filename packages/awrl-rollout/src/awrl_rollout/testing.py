@@ -13,7 +13,7 @@ How executor, controller and callback fit together, in one virtual second::
             worker = LocalWorker(executor)
             async with RolloutController([worker], manager, source=endless_groups(2)) as controller:
                 batch = await controller.prepare_batch(4)
-                controller.publish(1)
+                controller.advance(1)
 
     VirtualClock().run(main())
 

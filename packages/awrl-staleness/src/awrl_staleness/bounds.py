@@ -38,7 +38,7 @@ class Bounds:
             running=ledger.num_running,
             reserved=ledger.num_reserved,
             finished=ledger.finished,
-            settled=ledger.settled,
+            released=ledger.released,
             extra_bounds=extra,
         )
 
@@ -48,7 +48,7 @@ class Bounds:
             return False
         if group_id is not None:
             return True
-        used = ledger.num_running + ledger.num_reserved + ledger.finished - ledger.settled
+        used = ledger.num_running + ledger.num_reserved + ledger.finished - ledger.released
         return used < self._budget and (not extra or min(extra.values()) >= 1)
 
     def refusing(self, ledger: Ledger, num_episodes: int, extra: Mapping[str, int]) -> str | None:

@@ -1,6 +1,6 @@
 """How many more episodes may start now, and which bound says so.
 
-Everything is counted in episodes. Consuming creates no capacity; settling (publishing, discarding,
+Everything is counted in episodes. Consuming creates no capacity; releasing (publishing, discarding,
 skipping) does.
 """
 
@@ -14,7 +14,7 @@ CONCURRENCY = "concurrency"
 """Name of the bound `max_concurrent - running`."""
 
 STALENESS = "staleness"
-"""Name of the bound `(eta + 1) * B + settled - (finished + running + reserved)`."""
+"""Name of the bound `(eta + 1) * B + released - (finished + running + reserved)`."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +44,10 @@ def compute_capacity(
     running: int,
     reserved: int,
     finished: int,
-    settled: int,
+    released: int,
     extra_bounds: Mapping[str, int] | None = None,
 ) -> Capacity:
-    """Return `min(max_concurrent - running, budget + settled - (finished + running + reserved))`.
+    """Return `min(max_concurrent - running, budget + released - (finished + running + reserved))`.
 
     With exactly B episodes a version the second bound is the published
     `(eta + version + 1) * B - (accepted + running)`; unlike it, it survives skipped updates and
@@ -59,7 +59,7 @@ def compute_capacity(
         running: Episodes that hold a slot.
         reserved: Units that open groups hold for members that are not running.
         finished: Episodes delivered so far, consumed ones included.
-        settled: Episodes whose batch was published, skipped or discarded.
+        released: Episodes whose batch was published, skipped or discarded.
         extra_bounds: Further named bounds, in episodes (an image store's free room).
 
     Returns:
@@ -67,7 +67,7 @@ def compute_capacity(
     """
     bounds = {
         CONCURRENCY: max_concurrent - running,
-        STALENESS: budget + settled - (finished + running + reserved),
+        STALENESS: budget + released - (finished + running + reserved),
     }
     if extra_bounds:
         bounds.update(extra_bounds)

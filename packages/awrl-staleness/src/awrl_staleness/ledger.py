@@ -61,7 +61,7 @@ class Ledger:
         self.num_running = 0
         self.num_reserved = 0
         self.finished = 0
-        self.settled = 0
+        self.released = 0
         self.tally = Tally()
         self.entries: dict[str, Entry] = {}
         self.batches: dict[int, list[str]] = {}
@@ -70,7 +70,7 @@ class Ledger:
 
     @property
     def num_training(self) -> int:
-        """Episodes whose batch is not settled."""
+        """Episodes whose batch is not released."""
         return sum(len(ids) for ids in self.batches.values())
 
     # -- groups
@@ -205,13 +205,13 @@ class Ledger:
         self.batches[batch] = ids
         return batch
 
-    def settle(self, batches: Iterable[int] | None) -> int:
+    def release(self, batches: Iterable[int] | None) -> int:
         """Return the units of batches (all when None) to the budget; answer how many episodes."""
         numbers = list(self.batches) if batches is None else list(batches)
         for number in numbers:
             if number not in self.batches:
                 raise UnknownEpisodeError(
-                    f"batch must be one that consume answered and that is not settled, "
+                    f"batch must be one that consume answered and that is not released, "
                     f"got {number}. Open batches: {sorted(self.batches)}."
                 )
         num_episodes = 0
@@ -220,7 +220,7 @@ class Ledger:
             for episode_id in ids:
                 del self.entries[episode_id]
             num_episodes += len(ids)
-        self.settled += num_episodes
+        self.released += num_episodes
         self.tally.num_trained += num_episodes
         return num_episodes
 
@@ -237,7 +237,7 @@ class Ledger:
         if before is EpisodeState.RUNNING:
             self.num_running -= 1
         else:
-            self.settled += 1
+            self.released += 1
             self.tally.ages([entry], self.version)
         group = self._groups.get(entry.group_id) if entry.group_id is not None else None
         if group is not None:

@@ -3,7 +3,7 @@
 Invariants, whatever the order of events and whatever thread they come from:
 * `running <= max_concurrent` and `running + reserved + unsettled <= (eta + 1) * B`;
 * a start and its check are one step, so two threads never share one unit;
-* only `publish`, `settle` and an episode that ends without being queued create capacity;
+* only `advance`, `release_budget` and an episode that ends without being queued create capacity;
 * no lock is held while a listener runs, and none across any I/O.
 
 One manager serves one run; workers never divide a second budget; evaluation never gets here.
@@ -214,12 +214,12 @@ class StalenessManager:
         with self._lock:
             return self._ledger.consume(episode_ids)
 
-    def publish(self, version: int, *, batches: Iterable[int] | None = None) -> int:
-        """Advance the version, settle the batches behind it, return how many episodes that were.
+    def advance(self, version: int, *, batches: Iterable[int] | None = None) -> int:
+        """Note the servers' new version; release the batches behind it, return how many episodes.
 
         Args:
             version: The version that the servers hold now, above the last one.
-            batches: Batch numbers; None settles every consumed batch.
+            batches: Batch numbers; None means every consumed batch.
 
         Raises:
             ConfigError: The version does not advance.
@@ -229,27 +229,27 @@ class StalenessManager:
             ledger = self._ledger
             if version <= ledger.version:
                 raise ConfigError(
-                    f"version must be above {ledger.version}, got {version}. Call settle for an "
+                    f"version must be above {ledger.version}, got {version}. Call release_budget for an "
                     "update that was skipped."
                 )
-            num_episodes = ledger.settle(batches)
+            num_episodes = ledger.release(batches)
             ledger.version = version
-            ledger.tally.num_publishes += 1
+            ledger.tally.num_advances += 1
         self._notify()
         return num_episodes
 
-    def settle(self, batches: Iterable[int] | None = None) -> int:
-        """Settle skipped or discarded batches, return how many episodes; the version stays.
+    def release_budget(self, batches: Iterable[int] | None = None) -> int:
+        """Release skipped or discarded batches, return how many episodes; the version stays.
 
         Args:
-            batches: Batch numbers; None settles every consumed batch.
+            batches: Batch numbers; None means every consumed batch.
 
         Raises:
             UnknownEpisodeError: A batch is not open.
         """
         with self._lock:
             num_before = len(self._ledger.batches)
-            num_episodes = self._ledger.settle(batches)
+            num_episodes = self._ledger.release(batches)
             self._ledger.tally.num_skips += num_before - len(self._ledger.batches)
         self._notify()
         return num_episodes

@@ -32,9 +32,9 @@ class StalenessStatistics(msgspec.Struct, frozen=True, kw_only=True):
     num_expired: int
     finished: int
     """Delivered so far, consumed and discarded ones included: a term of the capacity formula."""
-    settled: int
-    """Settled so far: a term of the capacity formula."""
-    num_publishes: int
+    released: int
+    """Episodes whose budget was released so far: a term of the capacity formula."""
+    num_advances: int
     num_skips: int
     """Batches settled without a new version."""
     off_policyness: dict[int, int]
@@ -84,7 +84,7 @@ def take_statistics(ledger: Ledger, capacity: Capacity) -> StalenessStatistics:
         num_enqueued=ledger.num_enqueued,
         num_running=ledger.num_running,
         num_reserved=ledger.num_reserved,
-        num_queued=ledger.finished - ledger.settled - num_training,
+        num_queued=ledger.finished - ledger.released - num_training,
         num_training=num_training,
         num_trained=tally.num_trained,
         num_submitted=tally.num_submitted,
@@ -92,8 +92,8 @@ def take_statistics(ledger: Ledger, capacity: Capacity) -> StalenessStatistics:
         num_faulted=tally.num_faulted,
         num_expired=tally.num_expired,
         finished=ledger.finished,
-        settled=ledger.settled,
-        num_publishes=tally.num_publishes,
+        released=ledger.released,
+        num_advances=tally.num_advances,
         num_skips=tally.num_skips,
         off_policyness=dict(tally.off_policyness),
         in_flight_age=dict(tally.in_flight_age),

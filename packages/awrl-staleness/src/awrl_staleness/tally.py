@@ -25,7 +25,7 @@ class Tally:
         self.num_rejected = 0
         self.num_faulted = 0
         self.num_expired = 0
-        self.num_publishes = 0
+        self.num_advances = 0
         self.num_skips = 0
         self.off_policyness: Counter[int] = Counter()
         self.in_flight_age: Counter[int] = Counter()

@@ -1,7 +1,7 @@
 """Where the trainer's batches come from: the everlasting pool, or synchronous rounds.
 
 Both give the trainer the same thing, a ``RolloutBatch`` of groups, and hear of the same events
-(published, settled), so the step loop is one piece of code.
+(version advanced, budget released), so the step loop is one piece of code.
 
 Invariant: a group is told to the task stream as finished exactly once, when it was consumed,
 rejected or dropped; until then a resume hands it out again.
@@ -34,11 +34,11 @@ class RolloutSource(Protocol):
         """Return the next batch."""
         ...
 
-    def publish(self, version: int) -> None:
+    def advance(self, version: int) -> None:
         """Hear that the servers hold a new version, computed from every consumed batch."""
         ...
 
-    def settle(self) -> None:
+    def release_budget(self) -> None:
         """Hear that the consumed batches changed nothing (a skipped update)."""
         ...
 
@@ -131,13 +131,13 @@ class EverlastingRollouts:
         self._filter.taken(batch)
         return batch
 
-    def publish(self, version: int) -> None:
-        """Advance the version and settle what was consumed."""
-        self.controller.publish(version)
+    def advance(self, version: int) -> None:
+        """Advance the version and release the budget of what was consumed."""
+        self.controller.advance(version)
 
-    def settle(self) -> None:
-        """Settle what was consumed without a new version."""
-        self.controller.settle()
+    def release_budget(self) -> None:
+        """Release the budget of what was consumed, without a new version."""
+        self.controller.release_budget()
 
     async def metrics(self) -> dict[str, float]:
         """Return the controller's figures and the slots' idle share since the last call."""

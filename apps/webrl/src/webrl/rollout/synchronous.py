@@ -89,11 +89,11 @@ class SynchronousRollouts:
         self._filter.taken(batch)
         return batch
 
-    def publish(self, version: int) -> None:
+    def advance(self, version: int) -> None:
         """Note the version of the next round."""
         self._version = version
 
-    def settle(self) -> None:
+    def release_budget(self) -> None:
         """Nothing is owed: a round's budget ends with the round."""
 
     async def metrics(self) -> dict[str, float]:

@@ -157,7 +157,7 @@ async def _step(
     records = [record for group in batch for record in group.trainable]
     trained_s, resumed_s = await stage.update(records)
     await pause_s(stage.line, stage.model.publish.outside_s)
-    rollouts.publish(version)
+    rollouts.advance(version)
     stage.filter.take_dropped()
     pictures = [executor.statistics() for executor in executors]
     stage.note_step(

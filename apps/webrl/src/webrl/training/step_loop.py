@@ -5,7 +5,7 @@ steps goes on meanwhile; the only serialized part is the publisher's window. Sav
 logging happen outside of it.
 
 Invariants:
-    * the version counts published updates only: a skipped update settles its budget and publishes
+    * the version counts published updates only: a skipped update releases its budget and publishes
       nothing;
     * rows whose screenshots are gone are dropped before any rank starts, never the whole batch;
     * the screenshots of an episode are released once it was trained on or dropped.
@@ -145,7 +145,7 @@ class PPOTrainer:
         async with self._weights_lock:
             updated = await self._update(rows) if rows else None
             updated_s = self._clock()
-            published = await self._settle(updated)
+            published = await self._publish_or_release(updated)
         published_s = self._clock()
         self._on_update(rows, before)
         await self._release(members)
@@ -192,16 +192,16 @@ class PPOTrainer:
         )
         return answers[0]
 
-    async def _settle(self, updated: UpdateResult | None) -> PublishReport | None:
+    async def _publish_or_release(self, updated: UpdateResult | None) -> PublishReport | None:
         """Publish when the policy changed, else give the budget back."""
         version = updated.version if updated else self.progress.version
         if version == self.progress.version:
             logger.warning("update skipped: no rows, or a gradient that is not finite")
-            self._rollouts.settle()
+            self._rollouts.release_budget()
             return None
         report = await self._publish(version)
         self.progress.version = version
-        self._rollouts.publish(version)
+        self._rollouts.advance(version)
         if not report.receivers:
             raise RunFailedError(
                 f"version {version} reached no rollout server: {dict(report.quarantined)}"
