@@ -226,7 +226,7 @@ async def go_through(
             for name, values in metrics.items():
                 found[k][name].append(values)
         path = await asyncio.to_thread(probes.advance, batches[-1])
-        await client.update_weights_from_disk(str(path), weight_version=version + 1)
+        await client.weights.load(str(path), weight_version=version + 1)
         note = f"version {version}: success {share:.2f}, {time.monotonic() - started:.1f} s"
         print(note, file=sys.stderr, flush=True)
     return {"success": success, "staleness": {k: summarise(v) for k, v in found.items()}}

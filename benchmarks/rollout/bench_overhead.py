@@ -82,7 +82,7 @@ def controller_cpu_share(group_size: int) -> tuple[float, float]:
                     await controller.prepare_batch(NUM_SLOTS)
                     controller.advance(version)
                 cpu_s = time.process_time() - cpu_started
-                num_episodes = controller.statistics().num_landed
+                num_episodes = controller.statistics().num_completed
                 share = cpu_s / (clock.time() - started)
             for executor in executors:
                 await executor.aclose()

@@ -110,7 +110,7 @@ class Servers:
     async def fingerprint(self, index: int) -> str:
         """Return one checksum of all weights of a server."""
         async with SGLangClient(self.urls[index]) as client:
-            return (await client.weights_checksums(deadline_s=300)).total
+            return (await client.weights.checksums(deadline_s=300)).total
 
     async def load(self, index: int, folder: Path) -> None:
         """Make a server load a snapshot."""

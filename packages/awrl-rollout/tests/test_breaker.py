@@ -1,8 +1,7 @@
 """The circuit breaker over the share of faults."""
 
 import pytest
-from awrl_rollout import Fault, FaultKind, FaultShareError
-from awrl_rollout.breaker import FaultBreaker
+from awrl_rollout import Fault, FaultBreaker, FaultKind, StarvedError
 
 
 def fault(kind: FaultKind = FaultKind.SITE_BLOCKED) -> Fault:
@@ -21,7 +20,7 @@ def test_a_share_above_the_limit_over_a_full_window_stops_it_and_names_the_kinds
     breaker = FaultBreaker(max_share=0.5, window=4)
     for item in (fault(), None, fault(), fault(FaultKind.TIMEOUT)):
         breaker.note(item)
-    with pytest.raises(FaultShareError, match=r"got 0\.75 \(site_blocked 2, timeout 1\)"):
+    with pytest.raises(StarvedError, match=r"got 0\.75 \(site_blocked 2, timeout 1\)"):
         breaker.check()
     for _ in range(9):
         breaker.note(None)

@@ -94,7 +94,7 @@ def test_a_batch_fills_through_the_callback_alone() -> None:
 
         def nudge(name: str) -> None:
             nudges.append(name)
-            controllers[0].nudge(name)
+            controllers[0].notify(name)
 
         controllers: list[RolloutController] = []
         async with CallbackServer(nudge) as server:

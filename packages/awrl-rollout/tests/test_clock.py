@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from awrl_rollout import RealClock, VirtualClock
-from awrl_rollout.signal import Signal
+from awrl_rollout.concurrency import Signal
 
 
 def test_time_jumps_to_the_next_timer_and_nowhere_else() -> None:

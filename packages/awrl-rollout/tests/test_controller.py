@@ -6,20 +6,18 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from awrl_rollout import (
     BatchTimeoutError,
-    ClosedError,
     ControllerConfig,
-    DataExhaustedError,
     EpisodeRecord,
-    EpisodeRequest,
-    GroupPolicy,
     Outcome,
     RolloutController,
+    RolloutError,
     StarvedError,
-    TaskSource,
     VirtualClock,
 )
-from awrl_rollout.testing import ScriptedWorker, endless_groups, make_group, settle
+from awrl_rollout.controller.config import TaskSource
+from awrl_rollout.testing import endless_groups, make_group, settle
 from awrl_staleness import StalenessConfig, StalenessManager
+from rollout_doubles import ScriptedWorker
 
 
 class Rig:
@@ -113,8 +111,10 @@ def test_a_lost_member_is_refilled_before_any_new_group() -> None:
 
 @pytest.mark.parametrize("policy", ["deliver", "drop"])
 def test_after_the_last_refill_the_group_is_smaller_or_dropped(policy: str) -> None:
-    group = GroupPolicy(max_refills=1, when_incomplete="drop" if policy == "drop" else "deliver")
-    rig = Rig(source=endless_groups(2), batch=2, config=ControllerConfig(group=group))
+    config = ControllerConfig(
+        max_refills=1, when_incomplete="drop" if policy == "drop" else "deliver"
+    )
+    rig = Rig(source=endless_groups(2), batch=2, config=config)
 
     async def body() -> None:
         rig.workers[0].fail("g0/1")
@@ -172,35 +172,11 @@ def test_ready_groups_leave_oldest_first_and_none_is_lost() -> None:
         await rig.finish(*reversed([f"g{i}/0" for i in range(10)]))
         first = await rig.controller.prepare_batch(4)
         second = await rig.controller.prepare_batch(4)
-        with pytest.raises(DataExhaustedError):
+        with pytest.raises(StarvedError):
             await rig.controller.prepare_batch(4)
         third = await rig.controller.prepare_batch(2)
         ids = [group.group_id for batch in (first, second, third) for group in batch]
         assert ids == [f"g{i}" for i in range(10)]
-
-    rig.run(body)
-
-
-def test_evaluation_reaches_the_worker_as_such_and_touches_no_counter() -> None:
-    rig = Rig()
-
-    async def body() -> None:
-        before = rig.manager.statistics()
-        items = [
-            EpisodeRequest(episode_id=f"v{i}", group_id="v", member=i, group_size=4, is_eval=True)
-            for i in range(4)
-        ]
-
-        async def finish_all() -> None:
-            await settle()
-            assert {(r.is_eval, r.group_size) for r in rig.workers[0].seen} == {(True, 4)}
-            await rig.finish("v3", "v2", "v1", "v0")
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(finish_all())
-            records = await rig.controller.rollout_batch(items)
-        assert [record.episode_id for record in records] == ["v0", "v1", "v2", "v3"]
-        assert rig.manager.statistics() == before
 
     rig.run(body)
 
@@ -247,10 +223,10 @@ def test_a_lost_callback_costs_a_poll_interval_and_a_repeated_one_nothing() -> N
         assert rig.controller.statistics().num_ready_groups == 0
         await rig.clock.sleep(1.5)
         assert rig.controller.statistics().num_ready_groups == 1
-        rig.controller.nudge("w0")
-        rig.controller.nudge("nobody")
+        rig.controller.notify("w0")
+        rig.controller.notify("nobody")
         await settle()
-        assert rig.controller.statistics().num_landed == 1
+        assert rig.controller.statistics().num_completed == 1
 
     rig.run(body)
 
@@ -353,7 +329,7 @@ def test_closing_returns_every_unit_and_refuses_further_calls() -> None:
         seen = rig.manager.statistics()
         assert (seen.num_running, seen.num_reserved, seen.num_queued) == (0, 0, 0)
         assert seen.capacity.value == 4
-        with pytest.raises(ClosedError):
+        with pytest.raises(RolloutError):
             await rig.controller.prepare_batch(1)
 
     rig.run(body)

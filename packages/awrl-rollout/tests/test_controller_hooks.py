@@ -7,10 +7,7 @@ from awrl_rollout import (
     BatchTimeoutError,
     ControllerConfig,
     EpisodeRecord,
-    EpisodeRequest,
     FaultKind,
-    FaultShareError,
-    GroupPolicy,
     LocalWorker,
     RolloutController,
     StarvedError,
@@ -18,13 +15,13 @@ from awrl_rollout import (
     WorkflowExecutor,
 )
 from awrl_rollout.testing import (
-    ScriptedWorker,
     endless_groups,
     make_group,
     scripted_workflow,
     settle,
 )
 from awrl_staleness import CapacityExceededError, StalenessConfig, StalenessManager
+from rollout_doubles import ScriptedWorker
 
 
 def limits(batch: int = 2, eta: int = 0) -> StalenessManager:
@@ -55,9 +52,7 @@ def test_each_record_that_no_batch_will_hold_is_told_once_with_its_reason() -> N
             [worker],
             limits(),
             source=endless_groups(2),
-            config=ControllerConfig(
-                group=GroupPolicy(max_refills=0, when_incomplete="drop"), episode_deadline_s=50.0
-            ),
+            config=ControllerConfig(max_refills=0, when_incomplete="drop", episode_deadline_s=50.0),
             accept_group=lambda records: "zero variance" if records[0].group_id == "g1" else None,
             on_discarded=ears.hear_records,
             on_group_dropped=ears.hear_group,
@@ -131,7 +126,7 @@ def test_the_breaker_stops_admission_and_the_trainer() -> None:
             for _ in range(4):
                 worker.fail(next(iter(worker.requests)), FaultKind.SITE_BLOCKED)
                 await settle()
-            with pytest.raises(FaultShareError, match="site_blocked 4"):
+            with pytest.raises(StarvedError, match="site_blocked 4"):
                 await controller.prepare_batch(2)
             num_seen = len(worker.seen)
             worker.fail(next(iter(worker.requests)), FaultKind.SITE_BLOCKED)
@@ -153,7 +148,7 @@ def test_no_entry_point_starts_training_without_capacity() -> None:
             assert len(worker.requests) == 2
             controller.submit(make_group("mine", 2))
             controller.resume_admission()
-            controller.nudge("worker")
+            controller.notify("worker")
             controller.add_worker(ScriptedWorker("second", num_slots=8))
             await settle()
             assert len(worker.seen) == 2
@@ -240,28 +235,6 @@ def test_without_any_worker_the_trainer_hears_of_it() -> None:
     clock.run(main())
 
 
-def test_evaluation_can_be_submitted_and_waited_for_apart() -> None:
-    worker, clock = ScriptedWorker(num_slots=1), VirtualClock()
-
-    async def main() -> None:
-        async with RolloutController([worker], limits(), clock=clock) as controller:
-            items = [EpisodeRequest(episode_id=name, group_id="v", is_eval=True) for name in "ab"]
-            controller.submit(items)
-            with pytest.raises(ValueError, match="must be new"):
-                controller.submit(items[:1])
-            await settle()
-            assert list(worker.requests) == ["a"]
-            worker.succeed("a")
-            await settle()
-            worker.fail("b")
-            records = await controller.wait(["b", "a"], timeout_s=5)
-            assert [record.has_ended_well for record in records] == [False, True]
-            with pytest.raises(LookupError, match="'a'"):
-                await controller.wait(["a"])
-
-    clock.run(main())
-
-
 def test_an_error_of_the_body_leaves_the_block_as_itself() -> None:
     clock = VirtualClock()
 
@@ -291,20 +264,6 @@ def test_a_broken_hook_ends_the_run_loudly() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         clock.run(main())
     assert caught.group_contains(ZeroDivisionError, match="hook")
-
-
-def test_an_evaluation_that_runs_too_long_is_given_up_and_its_slots_freed() -> None:
-    worker, clock = ScriptedWorker(), VirtualClock()
-
-    async def main() -> None:
-        async with RolloutController([worker], limits(), clock=clock) as controller:
-            with pytest.raises(BatchTimeoutError, match="got 0"):
-                await controller.rollout_batch(make_group("v", 2), timeout_s=3)
-            await settle()
-            assert worker.requests == {}
-            assert controller.statistics().num_in_flight == 0
-
-    clock.run(main())
 
 
 def test_draining_waits_for_what_runs() -> None:

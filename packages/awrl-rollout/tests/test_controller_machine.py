@@ -10,16 +10,16 @@ from awrl_rollout import (
     BatchTimeoutError,
     ControllerConfig,
     EpisodeRecord,
-    GroupPolicy,
     RolloutBatch,
     RolloutController,
     VirtualClock,
 )
-from awrl_rollout.testing import LoopHost, ScriptedWorker, make_group
-from awrl_staleness import StalenessConfig, StalenessManager
+from awrl_rollout.testing import make_group
+from awrl_staleness import StalenessConfig, StalenessManager, StalenessStatistics
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from rollout_doubles import LoopHost, ScriptedWorker
 
 PICK = st.integers(0, 1000)
 EPISODE_DEADLINE_S = 60.0
@@ -59,9 +59,8 @@ class ControllerMachine(RuleBasedStateMachine):
             max_fault_share=None,
             overrun_deadline_s=30.0,
             on_overrun="wait" if overrun == "wait" else "drop",
-            group=GroupPolicy(
-                max_refills=1, when_incomplete="drop" if policy == "drop" else "deliver"
-            ),
+            max_refills=1,
+            when_incomplete="drop" if policy == "drop" else "deliver",
         )
         self.group_numbers = itertools.count()
         self.worker_numbers = itertools.count()
@@ -71,9 +70,9 @@ class ControllerMachine(RuleBasedStateMachine):
         self.discarded: list[str] = []
         self.all_workers: list[ScriptedWorker] = []
         self.manager = StalenessManager(self.limits)
-        self.start(resume_from=None)
+        self.start()
 
-    def start(self, resume_from: object) -> None:
+    def start(self) -> None:
         self.workers = [self.new_worker(), self.new_worker()]
         self.controller = RolloutController(
             self.workers,
@@ -84,7 +83,6 @@ class ControllerMachine(RuleBasedStateMachine):
             on_discarded=self.hear_discarded,
             on_group_dropped=lambda group_id, reason: self.groups_done.append(group_id),
             on_worker_lost=lambda name: None,
-            resume_from=resume_from,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             clock=self.clock,
         )
         self.host.run(self.controller.__aenter__())
@@ -198,33 +196,14 @@ class ControllerMachine(RuleBasedStateMachine):
             self.controller.pause_admission()
         self.host.settle()
 
-    @rule(count=st.integers(1, 2))
-    def evaluate(self, count: int) -> None:
-        items = make_group(f"eval{next(self.group_numbers)}", count)
-        with contextlib.suppress(BatchTimeoutError):
-            self.host.run(self.controller.rollout_batch(items, timeout_s=0.01))
-        live = {item.episode_id for item in self.manager.snapshot().episodes}
-        assert live.isdisjoint(item.episode_id for item in items)
-
     @rule()
-    def resume(self) -> None:
-        """Stop the whole run and start it again from its snapshot."""
-        snapshot = self.controller.snapshot()
-        unsettled = [group.group_id for batch in self.outstanding for group in batch]
+    def restart(self) -> None:
+        """Stop the whole run and start it again at the same version, with nothing in flight."""
         self.close()
-        self.manager, _ = StalenessManager.restore(
-            self.limits, snapshot.ledger, persisted=snapshot.persisted
-        )
-        # What had not been settled was not trained on, and what was closed is run again.
+        self.assert_nothing_is_open()
         self.outstanding.clear()
-        alive = {group.group_id for group in snapshot.ready}
-        alive.update(requests[0].group_id for requests in snapshot.again)
-        assert alive.issuperset(unsettled)
-        self.groups_done = [key for key in self.groups_done if key not in alive]
-        prefixes = tuple(f"{key}/" for key in alive)
-        self.trained = [key for key in self.trained if not key.startswith(prefixes)]
-        self.discarded = [key for key in self.discarded if not key.startswith(prefixes)]
-        self.start(resume_from=snapshot)
+        self.manager = StalenessManager(self.limits, version=self.manager.version)
+        self.start()
 
     # -- what always holds
 
@@ -263,10 +242,14 @@ class ControllerMachine(RuleBasedStateMachine):
         assert self.fills_a_batch()
         self.controller.release_budget()
         self.close()
-        seen = self.manager.statistics()
-        assert (seen.num_running, seen.num_reserved, seen.num_enqueued) == (0, 0, 0)
+        seen = self.assert_nothing_is_open()
         assert seen.capacity.bounds["staleness"] == self.limits.budget - seen.num_queued
         self.host.close()
+
+    def assert_nothing_is_open(self) -> StalenessStatistics:
+        seen = self.manager.statistics()
+        assert (seen.num_running, seen.num_reserved, seen.num_enqueued) == (0, 0, 0)
+        return seen
 
     def fills_a_batch(self) -> bool:
         """Whether a batch closes once every episode that runs ends well."""

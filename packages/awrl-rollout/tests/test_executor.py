@@ -7,7 +7,6 @@ import random
 import pytest
 from awrl_rollout import (
     BatchTimeoutError,
-    ClosedError,
     EpisodeContext,
     EpisodeFaultError,
     EpisodeRecord,
@@ -16,6 +15,7 @@ from awrl_rollout import (
     FaultKind,
     Outcome,
     RetryPolicy,
+    RolloutError,
     VirtualClock,
     WorkflowExecutor,
 )
@@ -113,7 +113,7 @@ def test_closing_over_a_task_that_never_finishes_is_bounded_and_repeatable() -> 
             records = executor.take_finished()
             assert {record.episode_id for record in records} == {"hang", "queued"}
             assert {r.fault.kind for r in records if r.fault} == {FaultKind.CANCELLED}
-            with pytest.raises(ClosedError):
+            with pytest.raises(RolloutError):
                 executor.submit(requests("late"))
 
     VirtualClock().run(main())

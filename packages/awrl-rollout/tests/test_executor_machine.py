@@ -11,10 +11,10 @@ from awrl_rollout import (
     VirtualClock,
     WorkflowExecutor,
 )
-from awrl_rollout.testing import LoopHost
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from rollout_doubles import LoopHost
 
 DEADLINE_S = 10.0
 PICK = st.integers(0, 1000)

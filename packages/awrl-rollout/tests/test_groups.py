@@ -6,13 +6,12 @@ from awrl_rollout import (
     EpisodeRecord,
     Fault,
     FaultKind,
-    GroupPolicy,
     Outcome,
     RetryPolicy,
 )
-from awrl_rollout.admission import check_group
-from awrl_rollout.batch import ReadyQueue
-from awrl_rollout.groups import CompleteGroup, GroupBook
+from awrl_rollout.controller.batches import ReadyQueue
+from awrl_rollout.controller.groups import CompleteGroup, GroupTracker
+from awrl_rollout.controller.scheduler import check_group
 from awrl_rollout.testing import make_group
 
 LOST = Fault(kind=FaultKind.BROWSER_LOST, boundary="test", error_type="", message="")
@@ -28,45 +27,45 @@ def record(episode_id: str, outcome: Outcome, version: int = 0) -> EpisodeRecord
     )
 
 
-def ended(book: GroupBook, index: int, outcome: Outcome) -> CompleteGroup | None:
+def ended(tracker: GroupTracker, index: int, outcome: Outcome) -> CompleteGroup | None:
     request = make_group("g", 3)[index]
-    return book.ended(request, record(request.episode_id, outcome)).complete
+    return tracker.ended(request, record(request.episode_id, outcome)).complete
 
 
 def test_records_are_keyed_by_member_and_not_by_arrival() -> None:
-    book = GroupBook(GroupPolicy())
-    book.open(make_group("g", 3))
-    assert ended(book, 2, Outcome.SUCCESS) is None
-    assert ended(book, 0, Outcome.FAILURE) is None
-    complete = ended(book, 1, Outcome.SUCCESS)
+    tracker = GroupTracker(2)
+    tracker.open(make_group("g", 3))
+    assert ended(tracker, 2, Outcome.SUCCESS) is None
+    assert ended(tracker, 0, Outcome.FAILURE) is None
+    complete = ended(tracker, 1, Outcome.SUCCESS)
     assert complete is not None
     assert [item.episode_id for item in complete.records] == ["g/0", "g/1", "g/2"]
-    assert book.num_open == 0
+    assert tracker.num_open == 0
 
 
 def test_a_refill_keeps_its_place_and_goes_first_in_line() -> None:
-    book = GroupBook(GroupPolicy(max_refills=2))
-    book.open(make_group("g", 3))
-    book.open(make_group("h", 1))
-    first = book.pending.popleft()
-    refill = book.ended(first, record("g/0", Outcome.FAULT)).refill
+    tracker = GroupTracker(2)
+    tracker.open(make_group("g", 3))
+    tracker.open(make_group("h", 1))
+    first = tracker.pending.popleft()
+    refill = tracker.ended(first, record("g/0", Outcome.FAULT)).refill
     assert refill is not None
     assert (refill.episode_id, refill.member, refill.attempt) == ("g/0~1", 0, 1)
-    assert book.pending.popleft() == refill
-    again = book.ended(refill, record("g/0~1", Outcome.FAULT)).refill
+    assert tracker.pending.popleft() == refill
+    again = tracker.ended(refill, record("g/0~1", Outcome.FAULT)).refill
     assert again is not None
     assert again.episode_id == "g/0~2"
-    assert book.ended(again, record("g/0~2", Outcome.FAULT)).refill is None
+    assert tracker.ended(again, record("g/0~2", Outcome.FAULT)).refill is None
 
 
 def test_filtered_members_are_not_refilled() -> None:
-    book = GroupBook(GroupPolicy())
-    book.open(make_group("g", 3))
-    ended(book, 0, Outcome.REJECTED)
-    ended(book, 1, Outcome.REJECTED)
-    complete = ended(book, 2, Outcome.SUCCESS)
+    tracker = GroupTracker(2)
+    tracker.open(make_group("g", 3))
+    ended(tracker, 0, Outcome.REJECTED)
+    ended(tracker, 1, Outcome.REJECTED)
+    complete = ended(tracker, 2, Outcome.SUCCESS)
     assert complete is not None
-    assert (len(complete.records), complete.num_filtered, complete.num_lost) == (1, 2, 0)
+    assert (len(complete.records), complete.num_lost) == (1, 0)
 
 
 def group(name: str, version: int, sequence: int, size: int = 2) -> CompleteGroup:
@@ -78,7 +77,6 @@ def group(name: str, version: int, sequence: int, size: int = 2) -> CompleteGrou
         requests=requests,
         records=records,
         num_lost=0,
-        num_filtered=0,
     )
 
 
@@ -101,15 +99,15 @@ def test_the_ready_queue_gives_the_oldest_version_first_then_the_first_admitted(
     ],
 )
 def test_a_malformed_group_is_refused(requests: list[object]) -> None:
-    with pytest.raises(ValueError, match="a group must hold training requests of one group_id"):
+    with pytest.raises(ValueError, match="a group must hold requests of one group_id"):
         check_group(requests)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GroupPolicy(max_refills=-1), "max_refills must be at least 0, got -1"),
-        (lambda: GroupPolicy(min_members=0), "min_members must be at least 1, got 0"),
+        (lambda: ControllerConfig(max_refills=-1), "max_refills must be at least 0, got -1"),
+        (lambda: ControllerConfig(min_members=0), "min_members must be at least 1, got 0"),
         (lambda: ControllerConfig(poll_interval_s=0.0), "poll_interval_s must be above 0"),
         (lambda: ControllerConfig(max_fault_share=1.5), "max_fault_share must be between 0 and 1"),
         (lambda: RetryPolicy(max_retries=-1), "max_retries must be at least 0, got -1"),

@@ -2,9 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 
-from awrl_rollout import ControllerConfig, EpisodeRequest, RolloutController, VirtualClock
-from awrl_rollout.testing import ScriptedWorker, endless_groups, make_group, settle
+from awrl_rollout import ControllerConfig, RolloutController, VirtualClock
+from awrl_rollout.testing import endless_groups, make_group, settle
 from awrl_staleness import StalenessConfig, StalenessManager
+from rollout_doubles import ScriptedWorker
 
 Body = Callable[[RolloutController, ScriptedWorker, VirtualClock], Awaitable[None]]
 
@@ -95,16 +96,3 @@ def test_a_dropped_groups_task_can_be_enqueued_again_ahead_of_the_source() -> No
         assert "g0-again/0" in worker.requests
 
     run(body, on_group_dropped=again)
-
-
-def test_evaluation_between_batches_changes_no_age() -> None:
-    async def body(
-        controller: RolloutController, worker: ScriptedWorker, clock: VirtualClock
-    ) -> None:
-        controller.submit([EpisodeRequest(episode_id="v", group_id="v", is_eval=True)])
-        await settle()
-        await finish(worker, "v", "g0/0", "g1/0")
-        assert len(await controller.wait(["v"])) == 1
-        await controller.prepare_batch(2)
-
-    assert run(body).statistics().off_policyness == {0: 2}

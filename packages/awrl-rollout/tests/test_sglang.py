@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,22 +169,22 @@ def test_calls_that_may_happen_twice_are_repeated_and_others_are_sent_once() -> 
 
     async def scenario() -> None:
         bucket = WeightBucket(names=["a"], dtypes=["float32"], shapes=[[1]])
-        async with served(answers, SGLangClientConfig(max_retries=2)) as (recorder, client):
+        async with served(answers, SGLangClientConfig()) as (recorder, client):
             twice = [
                 client.pause_generation,
                 client.continue_generation,
                 client.flush_cache,
                 client.server_info,
                 client.model_info,
-                client.weights_checksums,
-                lambda: client.update_weight_version(3),
+                client.weights.checksums,
+                lambda: client.weights.set_version(3),
             ]
             once = [
                 client.abort_all,
                 lambda: client.generate(GenerateRequest(input_ids=(1,))),
-                lambda: client.destroy_weights_update_group("g"),
-                lambda: client.update_weights_from_distributed(bucket, group_name="g"),
-                lambda: client.update_weights_from_disk("/folder"),
+                lambda: client.weights.leave("g"),
+                lambda: client.weights.receive(bucket, group_name="g"),
+                lambda: client.weights.load("/folder"),
             ]
             for calls, num_sent in ((twice, 3), (once, 1)):
                 for call in calls:
@@ -215,37 +214,14 @@ def test_a_refusal_is_not_repeated_and_a_passing_error_is_forgotten() -> None:
     asyncio.run(scenario())
 
 
-def test_a_server_that_dies_at_start_is_named_with_its_code_and_the_end_of_its_log(
-    tmp_path: Path,
-) -> None:
-    log = tmp_path / "server.log"
-    log.write_text("".join(f"line {number}\n" for number in range(5000)) + "CUDA error\n")
-    polls = iter([None, 7])
-
-    async def scenario() -> None:
-        async with SGLangClient("http://127.0.0.1:9", sleep=no_wait) as client:
-            with pytest.raises(ServerUnavailableError, match="got its end with code 7") as caught:
-                await client.wait_until_healthy(
-                    deadline_s=60, exit_code=lambda: next(polls), log_path=log
-                )
-            tail = str(caught.value).splitlines()
-            assert (tail[1], tail[-1], len(tail)) == ("line 4976", "CUDA error", 26)
-            with pytest.raises(ServerUnavailableError, match="cannot be read: No such file"):
-                await client.wait_until_healthy(
-                    deadline_s=60, exit_code=lambda: 1, log_path=tmp_path / "none"
-                )
-
-    asyncio.run(scenario())
-
-
 def test_an_update_that_keeps_requests_never_asks_for_an_abort() -> None:
     async def scenario() -> None:
         async with served() as (recorder, client):
             bucket = WeightBucket(names=["a"], dtypes=["float32"], shapes=[[2, 3]])
             await client.pause_generation("in_place")
-            await client.update_weights_from_distributed(bucket, group_name="g", weight_version=5)
-            await client.update_weights_from_disk("/some/folder", weight_version=6)
-            await client.update_weight_version(7)
+            await client.weights.receive(bucket, group_name="g", weight_version=5)
+            await client.weights.load("/some/folder", weight_version=6)
+            await client.weights.set_version(7)
             await client.continue_generation()
             assert "/abort_request" not in recorder.paths
             bodies = dict(recorder.calls)
@@ -264,7 +240,7 @@ def test_an_update_that_keeps_requests_never_asks_for_an_abort() -> None:
 def test_weight_calls_send_sglang_s_fields() -> None:
     async def scenario() -> None:
         async with served() as (recorder, client):
-            await client.init_weights_update_group(
+            await client.weights.join(
                 master_address="127.0.0.1",
                 master_port=29500,
                 rank_offset=1,
@@ -273,10 +249,10 @@ def test_weight_calls_send_sglang_s_fields() -> None:
                 backend="gloo",
             )
             flat = WeightBucket(names=["a", "b"], dtypes=["float32"] * 2, shapes=[[2], [3, 4]])
-            await client.update_weights_from_distributed(flat, group_name="g", weight_version=3)
+            await client.weights.receive(flat, group_name="g", weight_version=3)
             plain = WeightBucket(names=["a"], dtypes=["bfloat16"], shapes=[[2]], is_flattened=False)
-            await client.update_weights_from_distributed(plain, group_name="g")
-            await client.destroy_weights_update_group("g")
+            await client.weights.receive(plain, group_name="g")
+            await client.weights.leave("g")
             (_, init), (_, first), (_, second), (_, destroy) = recorder.calls
             assert init == {
                 "master_address": "127.0.0.1",
@@ -340,7 +316,7 @@ def test_a_hub_id_is_refused_before_it_is_sent() -> None:
     async def scenario() -> None:
         async with served() as (recorder, client):
             with pytest.raises(ValueError, match="absolute folder, got 'org/model'"):
-                await client.update_weights_from_disk("org/model")
+                await client.weights.load("org/model")
             assert recorder.calls == []
 
     asyncio.run(scenario())
@@ -353,8 +329,8 @@ def test_the_weight_version_is_a_number() -> None:
 
     async def scenario() -> None:
         async with served(answers) as (_, client):
-            assert await client.weight_version() == 0
-            assert await client.weight_version() == 12
+            assert await client.weights.version() == 0
+            assert await client.weights.version() == 12
 
     asyncio.run(scenario())
 
@@ -377,5 +353,3 @@ def test_an_address_without_scheme_is_refused() -> None:
 def test_a_deadline_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="control_deadline_s must be > 0, got 0"):
         SGLangClientConfig(control_deadline_s=0)
-    with pytest.raises(ValueError, match="max_retries must be >= 0, got -1"):
-        SGLangClientConfig(max_retries=-1)

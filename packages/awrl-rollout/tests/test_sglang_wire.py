@@ -12,7 +12,7 @@ from awrl_rollout import (
     ServerUnavailableError,
     WeightBucket,
 )
-from awrl_rollout.sglang_wire import (
+from awrl_rollout.sglang.wire import (
     MASKED_LOGIT_BIAS,
     Reply,
     answer_from_reply,

@@ -9,7 +9,6 @@ from awrl_rollout import (
     EpisodeRequest,
     EpisodeResult,
     FaultKind,
-    GroupPolicy,
     LocalWorker,
     RolloutController,
     VirtualClock,
@@ -75,10 +74,8 @@ def test_every_batch_fills_whatever_the_numbers(data: st.DataObject) -> None:
         on_overrun=data.draw(st.sampled_from(["drop", "wait"]), label="overrun"),
         overrun_deadline_s=100.0,
         max_fault_share=None,
-        group=GroupPolicy(
-            max_refills=data.draw(st.integers(0, 2), label="refills"),
-            when_incomplete=data.draw(st.sampled_from(["deliver", "drop"]), label="incomplete"),
-        ),
+        max_refills=data.draw(st.integers(0, 2), label="refills"),
+        when_incomplete=data.draw(st.sampled_from(["deliver", "drop"]), label="incomplete"),
     )
     num_slots = data.draw(st.integers(1, 6), label="slots")
     skips = data.draw(

@@ -20,6 +20,10 @@ def servers(count: int) -> dict[str, ScriptedClient]:
     return {f"http://10.0.0.{index}:30000": ScriptedClient() for index in range(count)}
 
 
+def router_of(clients: dict[str, ScriptedClient]) -> StickyRouter:
+    return StickyRouter(clients, connect=clients.__getitem__)
+
+
 def request(episode_id: str) -> GenerateRequest:
     return GenerateRequest(input_ids=(1,), max_new_tokens=5, episode_id=episode_id)
 
@@ -28,7 +32,7 @@ def test_every_turn_and_every_resubmission_of_an_episode_goes_to_one_server() ->
     clients = {
         name: ScriptedClient([Cut(num_tokens=2)] * 9, end_token_id=-1) for name in servers(4)
     }
-    router = StickyRouter(clients, clock=VirtualClock())
+    router = StickyRouter(clients, connect=clients.__getitem__, clock=VirtualClock())
 
     async def episode() -> None:
         generator = InterruptibleGenerator(router)
@@ -41,12 +45,14 @@ def test_every_turn_and_every_resubmission_of_an_episode_goes_to_one_server() ->
 
 
 def test_keys_spread_evenly_and_siblings_can_be_kept_together() -> None:
-    router = StickyRouter(servers(4))
+    router = router_of(servers(4))
     spread = Counter(router.route(key) for key in KEYS)
     assert len(spread) == 4
     assert min(spread.values()) > 400 / 4 / 2
     clients = servers(4)
-    router = StickyRouter(clients, key=lambda item: item.episode_id.partition("/")[0])
+    router = StickyRouter(
+        clients, connect=clients.__getitem__, key=lambda item: item.episode_id.partition("/")[0]
+    )
 
     async def group() -> None:
         for member in range(4):
@@ -58,13 +64,13 @@ def test_keys_spread_evenly_and_siblings_can_be_kept_together() -> None:
 
 def test_a_server_that_leaves_moves_only_its_own_keys() -> None:
     clients = servers(5)
-    router = StickyRouter(clients)
+    router = router_of(clients)
     before = {key: router.route(key) for key in KEYS}
     gone, _ = clients.popitem()
-    router.set_clients(clients)
+    router.set_servers(clients)
     moved = {key for key in KEYS if router.route(key) != before[key]}
     assert moved == {key for key in KEYS if before[key] == gone}
-    router.set_clients({})
+    router.set_servers({})
     with pytest.raises(ServerUnavailableError, match="servers must be at least one"):
         router.route("7/0")
 
@@ -72,10 +78,10 @@ def test_a_server_that_leaves_moves_only_its_own_keys() -> None:
 def test_a_server_without_an_answer_rests_and_the_episode_goes_on_elsewhere() -> None:
     clock = VirtualClock()
     names = list(servers(2))
-    home = StickyRouter(servers(2)).route("7/0")
+    home = router_of(servers(2)).route("7/0")
     other = next(name for name in names if name != home)
     clients = {name: ScriptedClient([FailedAttempt()], end_token_id=-1) for name in names}
-    router = StickyRouter(clients, rest_s=30.0, clock=clock)
+    router = StickyRouter(clients, connect=clients.__getitem__, rest_s=30.0, clock=clock)
 
     async def main() -> None:
         generator = InterruptibleGenerator(router, sleep=clock.sleep)

@@ -2,8 +2,8 @@
 
 import pytest
 from awrl_rollout import (
-    ClosedError,
     EpisodeContext,
+    EpisodeFaultError,
     EpisodeRecord,
     EpisodeRequest,
     EpisodeResult,
@@ -15,36 +15,22 @@ from awrl_rollout import (
     VirtualClock,
     WorkflowExecutor,
 )
-from awrl_rollout.testing import (
-    ScriptedClient,
-    ScriptedSession,
-    ScriptedStep,
-    lognormal_durations,
-    make_group,
-)
+from awrl_rollout.testing import ScriptedClient, lognormal_durations, make_group
 
-STEPS = [
-    ScriptedStep(duration_s=2.0, observation="first"),
-    ScriptedStep(duration_s=3.0, observation="second"),
-]
-BROKEN = [STEPS[0], ScriptedStep(duration_s=1.0, fault=FaultKind.BROWSER_LOST)]
+STEPS_S = [2.0, 3.0]
 
 
 async def workflow(request: EpisodeRequest, context: EpisodeContext) -> EpisodeResult:
     """Ask the policy, act, look; the third member's browser dies."""
-    script = BROKEN if request.member == 2 else STEPS
-    session = ScriptedSession(script, clock=context.clock)
     generator = InterruptibleGenerator(ScriptedClient())
     seen: list[object] = []
-    try:
-        while not session.is_over:
-            prompt = (request.member, len(seen))
-            answer = await generator.generate(GenerateRequest(input_ids=prompt, max_new_tokens=4))
-            seen += [answer.output_ids, await session.act(answer.output_ids)]
-    finally:
-        await session.aclose()
-        with pytest.raises(ClosedError, match="must be open"):
-            await session.act("late")
+    for step, duration_s in enumerate(STEPS_S):
+        prompt = (request.member, step)
+        answer = await generator.generate(GenerateRequest(input_ids=prompt, max_new_tokens=4))
+        await context.clock.sleep(duration_s)
+        if request.member == 2 and step == 1:
+            raise EpisodeFaultError(FaultKind.BROWSER_LOST, "as scripted", boundary="session")
+        seen.append(answer.output_ids)
     return EpisodeResult(is_success=True, payload=seen, reward=1.0)
 
 

@@ -10,17 +10,17 @@ from awrl_rollout import (
     EpisodeResult,
     LocalWorker,
     RolloutController,
-    SlotView,
     VirtualClock,
     WorkflowExecutor,
 )
+from awrl_rollout.controller.reporting import describe_wait
+from awrl_rollout.executor import SlotView
 from awrl_rollout.testing import endless_groups
-from awrl_rollout.watchdog import describe_wait
 from awrl_staleness import StalenessConfig, StalenessManager
 
 
 def view(stage: str, site: str, for_s: float) -> SlotView:
-    return SlotView(slot=0, episode_id="e", is_eval=False, stage=stage, site=site, for_s=for_s)
+    return SlotView(slot=0, episode_id="e", stage=stage, site=site, for_s=for_s)
 
 
 def sentence(*views: SlotView) -> str:

@@ -13,8 +13,8 @@ from awrl_rollout import (
     Fault,
     FaultBreaker,
     FaultKind,
-    FaultShareError,
     Outcome,
+    StarvedError,
 )
 from webrl.cluster.scheduler import RayScheduler, WorkerHandle
 from webrl.rollout.batch_source import GroupFilter
@@ -93,8 +93,6 @@ def test_a_round_without_such_a_group_is_repeated() -> None:
 
 def test_rounds_of_faults_alone_stop_the_run() -> None:
     rounds = Rounds(lambda request: None)
-    with pytest.raises(
-        FaultShareError, match=r"at most 0.5 over 16 .* got 1.00 \(judge_error 16\)"
-    ):
+    with pytest.raises(StarvedError, match=r"at most 0.5 over 16 .* got 1.00 \(judge_error 16\)"):
         asyncio.run(source(rounds).prepare_batch(8, timeout_s=9))
     assert rounds.num_rounds == 2

@@ -43,7 +43,7 @@ class CallbackServer:
 
     Args:
         on_completion: Called with the worker's name, once per callback; for example
-            `RolloutController.nudge`.
+            `RolloutController.notify`.
         token: Shared secret; None makes one.
         host: Address to listen on.
         port: Port; 0 picks a free one.
@@ -73,7 +73,8 @@ class CallbackServer:
     @property
     def url(self) -> str:
         """Where to post; known once the server runs."""
-        return f"http://{self._host}:{self._port}{CALLBACK_PATH}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}{CALLBACK_PATH}"
 
     async def __aenter__(self) -> Self:
         """Start to listen."""
@@ -104,7 +105,7 @@ class CallbackServer:
 
     async def _complete(self, request: web.Request) -> web.Response:
         given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+        if not hmac.compare_digest(given.encode(errors="replace"), f"Bearer {self.token}".encode()):
             self.num_refused += 1
             return web.Response(status=401, text="the token is wrong or missing")
         try:

@@ -15,7 +15,7 @@ import selectors
 from collections.abc import Coroutine
 from typing import Protocol, TypeVar
 
-_T = TypeVar("_T")
+ResultT = TypeVar("ResultT")
 
 _DEADLOCK_GRACE_S = 1.0
 """Real seconds to wait for another thread before an idle virtual loop is called deadlocked."""
@@ -63,7 +63,7 @@ class VirtualClock:
         """Return after `delay_s` virtual seconds."""
         await asyncio.sleep(delay_s)
 
-    def run(self, main: Coroutine[object, object, _T]) -> _T:
+    def run(self, main: Coroutine[object, object, ResultT]) -> ResultT:
         """Run `main` to its end in virtual time and return its result.
 
         Raises:

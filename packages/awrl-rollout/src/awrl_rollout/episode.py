@@ -1,8 +1,9 @@
-"""What travels between controller and workers: a request for one episode, and its record.
+"""What travels between controller and workers: a request for one episode, its record, its fault.
 
 Invariants:
 * a record answers exactly one request and carries its id, group, member and attempt;
-* a fault carries no reward: `reward` is None unless the outcome is success or failure.
+* a fault says why an episode ended without saying anything about the policy: it is typed, names the
+  boundary that saw it, and carries no reward.
 
 Payloads are opaque: this package never looks inside.
 """
@@ -13,7 +14,39 @@ import enum
 
 import msgspec
 
-from awrl_rollout.faults import Fault
+
+class FaultKind(enum.Enum):
+    """What broke; the closed set that statistics and retry policies count by."""
+
+    BROWSER_LOST = "browser_lost"
+    SITE_BLOCKED = "site_blocked"
+    NAVIGATION_ERROR = "navigation_error"
+    TIMEOUT = "timeout"
+    JUDGE_ERROR = "judge_error"
+    GENERATION_ERROR = "generation_error"
+    WORKER_LOST = "worker_lost"
+    CANCELLED = "cancelled"
+    WORKFLOW_ERROR = "workflow_error"
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault, as recorded with its episode."""
+
+    kind: FaultKind
+    """What broke."""
+    boundary: str
+    """Which named boundary saw it, for example `executor` or `worker`."""
+    error_type: str
+    """Class name of the exception, or empty when there was none."""
+    message: str
+    """The exception's text or a sentence."""
+    num_attempts: int = 1
+    """How often the executor ran the episode before it gave up."""
+
+    def describe(self) -> str:
+        """Return the fault as one short sentence for logs and statistics."""
+        error = f"{self.error_type}: " if self.error_type else ""
+        return f"{self.kind.value} at {self.boundary}: {error}{self.message}"
 
 
 class Outcome(enum.Enum):
@@ -40,8 +73,6 @@ class EpisodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Members that were asked for."""
     payload: object = None
     """The task; opaque."""
-    is_eval: bool = False
-    """True: outside of the staleness budget, never trained on."""
     attempt: int = 0
     """How many earlier requests for this member were lost to faults."""
     label: str | None = None
@@ -69,7 +100,6 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str
     member: int = 0
     attempt: int = 0
-    is_eval: bool = False
     label: str | None = None
     outcome: Outcome
     payload: object = None
@@ -131,7 +161,6 @@ def _record(
         group_id=request.group_id,
         member=request.member,
         attempt=request.attempt,
-        is_eval=request.is_eval,
         label=request.label,
         outcome=outcome,
         payload=None if result is None else result.payload,

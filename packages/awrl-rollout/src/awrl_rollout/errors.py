@@ -1,22 +1,18 @@
-"""Errors of `awrl_rollout`.
+"""Errors of `awrl_rollout`, one class for each reaction.
 
-RolloutError
-|-- EpisodeFaultError             a workflow tells of a typed fault
-|-- ClosedError (RuntimeError)    the object was closed
-|-- BatchTimeoutError (TimeoutError)  a wait ran past its limit
-|-- DataExhaustedError (LookupError)  a single pass over the tasks is over
-|-- FaultShareError (RuntimeError)    the circuit breaker stopped the run
-|-- StarvedError (RuntimeError)       a batch that can never fill
-|-- ServerRefusedError (ValueError)   an inference server says that the request is wrong
-`-- ServerUnavailableError (ConnectionError)  no answer from an inference server now
-    `-- GenerationDeadlineError (TimeoutError)  nor within the deadline
+RolloutError                      a mistake of the caller, for example a call of a closed object
+|-- EpisodeFaultError             raised by a workflow: the executor records a typed fault
+|-- BatchTimeoutError (TimeoutError)  nothing was consumed: wait again, or look who holds things up
+|-- StarvedError (RuntimeError)       no batch will ever fill: end the run, or mend what it names
+|-- ServerRefusedError (ValueError)   an inference server says that the request itself is wrong
+`-- ServerUnavailableError (ConnectionError)  no usable answer from an inference server now
 
 A failed episode is data (`EpisodeRecord.fault`), never one of these.
 """
 
 from __future__ import annotations
 
-from awrl_rollout.faults import FaultKind
+from awrl_rollout.episode import FaultKind
 
 
 class RolloutError(Exception):
@@ -35,25 +31,20 @@ class EpisodeFaultError(RolloutError):
         self.kind = kind
         self.boundary = boundary
 
-
-class ClosedError(RolloutError, RuntimeError):
-    """The executor, pool or controller was closed. Not raised by a second `aclose`."""
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return what pickle needs: the class, its positional arguments and its attributes."""
+        return type(self), (self.kind, str(self)), self.__dict__
 
 
 class BatchTimeoutError(RolloutError, TimeoutError):
     """A wait ran past its limit; nothing was consumed. Not raised for one episode's deadline."""
 
 
-class DataExhaustedError(RolloutError, LookupError):
-    """A task source of a single pass has no more groups. Never raised by an endless source."""
-
-
-class FaultShareError(RolloutError, RuntimeError):
-    """The share of faults stayed above its limit. Not raised for a few faults in a good run."""
-
-
 class StarvedError(RolloutError, RuntimeError):
-    """Nothing runs and nothing may start, so the batch can never fill. Not raised while paused."""
+    """No batch will ever fill: the data are over, faults stopped the run, or nothing may start.
+
+    Not raised while admission is paused, or while an update is still under way.
+    """
 
 
 class ServerRefusedError(RolloutError, ValueError):
@@ -64,11 +55,7 @@ class ServerRefusedError(RolloutError, ValueError):
 
 
 class ServerUnavailableError(RolloutError, ConnectionError):
-    """An inference server gave no usable answer; the same request may succeed later.
+    """An inference server gave no usable answer in time; the same request may succeed later.
 
     Not raised for an answer that was cut by a weight update: that is `stop_reason == "abort"`.
     """
-
-
-class GenerationDeadlineError(ServerUnavailableError, TimeoutError):
-    """A request did not end within its deadline, all attempts together."""

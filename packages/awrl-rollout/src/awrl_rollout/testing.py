@@ -1,57 +1,23 @@
 """Fakes and drivers for tests of code that uses `awrl_rollout`; nothing here sleeps.
 
-How executor, controller and callback fit together, in one virtual second::
-
-    async def workflow(request, context):
-        await context.clock.sleep(1.0)
-        return EpisodeResult(is_success=True, reward=1.0)
-
-    async def main():
-        manager = StalenessManager(StalenessConfig(
-            max_concurrent=8, consumer_batch_size=4, max_off_policyness=1))
-        async with WorkflowExecutor(workflow, num_slots=8) as executor:
-            worker = LocalWorker(executor)
-            async with RolloutController([worker], manager, source=endless_groups(2)) as controller:
-                batch = await controller.prepare_batch(4)
-                controller.advance(1)
-
-    VirtualClock().run(main())
-
-On a cluster the executor lives in an actor that awaits `executor.serve()`, its `on_finished` is a
-`CallbackNotifier`, the controller's process runs `CallbackServer(controller.nudge)`, and an adapter
-with the methods of `Worker` stands in for `LocalWorker`.
+What happens at which attempt or step is scripted, never random.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import TypeVar
+import hashlib
+import math
+import random
+from collections.abc import Callable, Sequence
 
-from awrl_rollout.admission import TaskSource
-from awrl_rollout.clock import VirtualClock
+import msgspec
+
+from awrl_rollout.controller.config import TaskSource
 from awrl_rollout.episode import EpisodeRequest, EpisodeResult
-from awrl_rollout.slot import EpisodeContext, Workflow
-from awrl_rollout.testing_generation import Cut, FailedAttempt, ScriptedClient
-from awrl_rollout.testing_sessions import ScriptedSession, ScriptedStep, lognormal_durations
-from awrl_rollout.testing_worker import ScriptedWorker
-
-__all__ = [
-    "Cut",
-    "FailedAttempt",
-    "LoopHost",
-    "ScriptedClient",
-    "ScriptedSession",
-    "ScriptedStep",
-    "ScriptedWorker",
-    "endless_groups",
-    "lognormal_durations",
-    "make_group",
-    "scripted_workflow",
-    "settle",
-]
-
-_T = TypeVar("_T")
+from awrl_rollout.errors import ServerUnavailableError
+from awrl_rollout.executor import EpisodeContext, Workflow
+from awrl_rollout.generation.protocol import GenerateRequest, GenerateResult
 
 _SETTLE_CYCLES = 64
 """Loop cycles that `settle` yields; the longest chain of wake-ups in this package is below 20."""
@@ -109,35 +75,111 @@ def scripted_workflow(
     return workflow
 
 
-class LoopHost:
-    """Drives asynchronous objects step by step from synchronous code, in virtual time.
-
-    For state machines of property tests: tasks that an object started go on during each `run`.
+def lognormal_durations(
+    *, mean_s: float, cv: float, seed: int = 0
+) -> Callable[[EpisodeRequest], float]:
+    """Return a lognormal duration per episode id, the same in every pool that runs it.
 
     Args:
-        clock: The virtual time.
+        mean_s: Mean, in seconds.
+        cv: Standard deviation over mean; 1 is the heavy tail of web episodes.
+        seed: Seed of the whole assignment.
+    """
+    variance = math.log(1.0 + cv * cv)
+    mu, sigma = math.log(mean_s) - variance / 2.0, math.sqrt(variance)
+
+    def duration_s(request: EpisodeRequest) -> float:
+        return random.Random(f"{seed}/{request.episode_id}").lognormvariate(mu, sigma)
+
+    return duration_s
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """The server cuts this attempt after some tokens."""
+
+    num_tokens: int = 0
+    """Tokens that it still delivers; fewer when the answer ends before."""
+    next_version: int | None = None
+    """Weight version of the attempts that follow; unchanged when `None`."""
+
+
+class FailedAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """This attempt has no answer."""
+
+    message: str = "connection lost"
+    """Text of the error."""
+
+
+class ScriptedClient:
+    """A `GenerateClient` whose attempts follow a script, then run to their end.
+
+    The next token is a function of all tokens before it and of the images, so an answer that was
+    glued together from pieces is right exactly when it equals the uncut one.
+
+    Args:
+        script: What happens to the first attempts, one item each.
+        version: Weight version at the start.
+        vocab_size: Tokens are in [0, vocab_size).
+        end_token_id: Token that ends an answer.
+        on_attempt: Called with each attempt before it is answered.
     """
 
-    def __init__(self, clock: VirtualClock) -> None:
-        self._runner = clock.new_runner()
+    def __init__(
+        self,
+        script: Sequence[Cut | FailedAttempt] = (),
+        *,
+        version: int = 0,
+        vocab_size: int = 50,
+        end_token_id: int = 0,
+        on_attempt: Callable[[GenerateRequest], None] | None = None,
+    ) -> None:
+        self._script = list(script)
+        self._vocab_size = vocab_size
+        self._end_token_id = end_token_id
+        self._on_attempt = on_attempt
+        self.version = version
+        self.attempts: list[GenerateRequest] = []
 
-    def run(self, step: Coroutine[object, object, _T]) -> _T:
-        """Run one step to its end and return its result."""
-        return self._runner.run(step)
+    def next_token(self, prefix: Sequence[int], images: Sequence[str]) -> int:
+        """Return the token that follows `prefix`."""
+        content = repr((tuple(prefix), tuple(images))).encode()
+        return int.from_bytes(hashlib.sha256(content).digest()[:4], "big") % self._vocab_size
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a plain function inside the loop, then let every task run until it waits."""
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Answer one attempt as the script says.
 
-        async def step() -> None:
-            function()
-            await settle()
+        Raises:
+            ServerUnavailableError: The script says that this attempt fails.
+        """
+        self.attempts.append(request)
+        if self._on_attempt is not None:
+            self._on_attempt(request)
+        event = self._script.pop(0) if self._script else None
+        if isinstance(event, FailedAttempt):
+            raise ServerUnavailableError(event.message)
+        limit = request.max_new_tokens if event is None else event.num_tokens
+        result = self._answer(request, limit, is_cut=event is not None)
+        if event is not None and event.next_version is not None:
+            self.version = event.next_version
+        return result
 
-        self.run(step())
+    def _answer(self, request: GenerateRequest, limit: int, *, is_cut: bool) -> GenerateResult:
+        prefix = list(request.input_ids)
+        output: list[int] = []
+        while len(output) < min(limit, request.max_new_tokens):
+            output.append(self.next_token(prefix, request.images))
+            prefix.append(output[-1])
+            if output[-1] == self._end_token_id:
+                break
+        is_stop = bool(output) and output[-1] == self._end_token_id
+        is_full = len(output) == request.max_new_tokens
+        reason = "stop" if is_stop else "length" if is_full and not is_cut else "abort"
+        return GenerateResult(
+            output_ids=tuple(output),
+            logprobs=tuple(-0.001 * (token + 1) for token in output),
+            versions=(self.version,) * len(output),
+            stop_reason=reason,
+        )
 
-    def settle(self) -> None:
-        """Let every task run until it waits."""
-        self.run(settle())
-
-    def close(self) -> None:
-        """Close the loop; tasks that still run are cancelled."""
-        self._runner.close()
+    async def aclose(self) -> None:
+        """Do nothing: there is no connection."""

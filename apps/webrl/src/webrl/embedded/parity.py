@@ -98,7 +98,7 @@ async def check_parity(
         _change_vision(model)
         cast("PreTrainedModel", model).save_pretrained(folder)
         try:
-            await client.update_weights_from_disk(str(folder), flush_cache=True)
+            await client.weights.load(str(folder), flush_cache=True)
             cases.append(await checker.case("new image after an update", [page_png(9100)]))
             cases.append(await checker.case("seen image after an update", pages[:1]))
             if broadcast_port is not None:
@@ -107,9 +107,9 @@ async def check_parity(
                     try:
                         cases += await checker.broadcast_cases(sender, pages[:1])
                     finally:
-                        await client.destroy_weights_update_group(_GROUP)
+                        await client.weights.leave(_GROUP)
         finally:
-            await client.update_weights_from_disk(_absolute(model_path), flush_cache=True)
+            await client.weights.load(_absolute(model_path), flush_cache=True)
     return cases
 
 
@@ -141,7 +141,7 @@ class _Checker:
                 await self._client.pause_generation()
                 await self._client.continue_generation()
         difference = largest_difference(self._model, self._processor, request, pages, task.result())
-        num_cuts = generator.statistics().num_interrupted
+        num_cuts = generator.num_interrupted
         return ParityCase(
             name=f"long answer, cut {num_cuts} times",
             num_tokens=_NUM_LONG_TOKENS,

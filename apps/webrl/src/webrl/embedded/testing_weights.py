@@ -132,7 +132,7 @@ async def join(client: SGLangClient, rank_zero: RankZero) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(rank_zero.open))
         group.create_task(
-            client.init_weights_update_group(
+            client.weights.join(
                 master_address="127.0.0.1",
                 master_port=rank_zero.port,
                 rank_offset=1,
@@ -165,7 +165,7 @@ async def publish(
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.to_thread(rank_zero.send, tensors, is_flattened=is_flattened))
         group.create_task(
-            client.update_weights_from_distributed(
+            client.weights.receive(
                 bucket_of(tensors, is_flattened=is_flattened),
                 group_name=rank_zero.group_name,
                 weight_version=weight_version,

@@ -85,7 +85,6 @@ def evaluation_requests(spec: TestRolloutSpec, label: str) -> list[EpisodeReques
                 seed=index // len(spec.tasks),
                 greedy=spec.is_greedy,
             ),
-            is_eval=True,
         )
         for index in range(spec.num_seeds)
     ]
@@ -276,7 +275,7 @@ async def evaluate_snapshot(
     started = time.monotonic()
     for url in server_urls:
         async with spec.reach.client(url) as client:
-            await client.update_weights_from_disk(
+            await client.weights.load(
                 str(snapshot.path), weight_version=snapshot.version, flush_cache=True
             )
     requests = evaluation_requests(spec, f"eval-{snapshot.version}-{spec.num_seeds}")

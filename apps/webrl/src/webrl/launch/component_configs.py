@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 from awrl_pixelstore import DiskConfig, PixelStoreConfig
-from awrl_rollout import ControllerConfig, GroupPolicy
+from awrl_rollout import ControllerConfig
 from awrl_staleness import StalenessConfig
 from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig, SnapshotWriter
 
@@ -93,7 +93,8 @@ def controller_config(config: WebRLConfig) -> ControllerConfig:
         on_overrun=config.rollout.on_overrun,
         max_fault_share=config.rollout.max_fault_share,
         episode_deadline_s=2.0 * config.env.episode_timeout_s * config.rollout.max_attempts,
-        group=GroupPolicy(max_refills=config.rollout.max_attempts, min_members=2),
+        max_refills=config.rollout.max_attempts,
+        min_members=2,
     )
 
 

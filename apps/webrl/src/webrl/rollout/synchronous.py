@@ -63,7 +63,7 @@ class SynchronousRollouts:
         self._breaker = breaker
         self._version = version
         self._batches = itertools.count()
-        self._num_landed = 0
+        self._num_completed = 0
         self._num_faults = 0
         self._busy_s = 0.0
         self._alive_s = 0.0
@@ -72,7 +72,7 @@ class SynchronousRollouts:
         """Return the groups of one round that carry a gradient; a round without any is repeated.
 
         Raises:
-            FaultShareError: The breaker is open.
+            StarvedError: The breaker is open.
         """
         groups: list[GroupResult] = []
         while not groups:
@@ -105,7 +105,7 @@ class SynchronousRollouts:
         busy, alive = busy_s - self._busy_s, alive_s - self._alive_s
         self._busy_s, self._alive_s = busy_s, alive_s
         return {
-            "rollout/landed_episodes": float(self._num_landed),
+            "rollout/completed_episodes": float(self._num_completed),
             "rollout/faulted_episodes": float(self._num_faults),
             "idle/rollout_share": max(0.0, 1.0 - busy / alive) if alive > 0 else 0.0,
             "staleness/off_policyness_mean_versions": 0.0,
@@ -126,7 +126,7 @@ class SynchronousRollouts:
                 for worker, share in zip(self._workers, shares, strict=True)
             ]
         records = [record for task in tasks for record in task.result()[0]]
-        self._num_landed += len(records)
+        self._num_completed += len(records)
         self._num_faults += sum(record.fault is not None for record in records)
         for record in records:
             self._breaker.note(record.fault)

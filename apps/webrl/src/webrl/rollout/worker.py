@@ -27,6 +27,9 @@ from awrl_rollout import (
     ExecutorStatistics,
     InterruptibleGenerator,
     RetryPolicy,
+    SGLangClient,
+    SGLangClientConfig,
+    StickyRouter,
     SyncPool,
     SyncPoolStatistics,
     WorkflowExecutor,
@@ -38,10 +41,14 @@ from webrl.cluster.unwrapped_group import task_scope
 from webrl.cluster.worker_log import open_worker_log
 from webrl.judge import Judge, JudgeConfig
 from webrl.policy import PolicyProcessor
-from webrl.rollout.routing import ServerRouter, make_generator
 from webrl.rollout.workflow import WebTaskWorkflow
 from webrl.rollout.workflow_config import WorkflowConfig
 from webrl.tasks import Task
+
+PATIENT = RetryPolicy(max_retries=8, base_delay_s=0.05, max_delay_s=2.0, jitter=0.0)
+"""About 7 s of waits: by then a server's death is known and requests are held. An episode stays on
+one server, so that its prefix cache serves every turn; siblings do not: a group on one server leaves
+others without work, since groups are few beside many servers."""
 
 RETRY_DELAY_S = 0.2
 """Before a faulted episode runs again in its slot; a restarted browser is back by then."""
@@ -108,7 +115,7 @@ class RolloutWorker:
         self._pixels = pixels
         self._callback = callback
         self._stack = AsyncExitStack()
-        self._router: ServerRouter | None = None
+        self._router: StickyRouter | None = None
         self._generator: InterruptibleGenerator | None = None
         self._workflow: WebTaskWorkflow | None = None
         self._executor: WorkflowExecutor | None = None
@@ -136,10 +143,10 @@ class RolloutWorker:
                 self._callback.url, token=self._callback.token, worker=self._name
             )
             self._stack.push_async_callback(notifier.aclose)
-        version, reach = spec.initial_version, spec.reach
-        self._router = ServerRouter(server_urls, initial_version=version, reach=reach)
+        self._router = StickyRouter(server_urls, connect=self._connect)
         self._stack.push_async_callback(self._router.aclose)
-        self._generator = make_generator(self._router, deadline_s=spec.episode_timeout_s)
+        limit_s = spec.episode_timeout_s
+        self._generator = InterruptibleGenerator(self._router, deadline_s=limit_s, retry=PATIENT)
         self._workflow = workflow = WebTaskWorkflow(
             pool=pool,
             first_task=spec.first_task,
@@ -158,14 +165,14 @@ class RolloutWorker:
                 name=self._name,
                 spawn=workflow.open_session,
                 tear_down=workflow.close_session,
-                deadline_s=spec.episode_timeout_s,
+                deadline_s=limit_s,
                 retry=retry,
             )
         self._executor = WorkflowExecutor(
             workflow,
             num_slots=spec.browser.num_slots,
             name=self._name,
-            deadline_s=spec.episode_timeout_s,
+            deadline_s=limit_s,
             on_finished=notifier,
             retry=retry,
         )
@@ -225,6 +232,10 @@ class RolloutWorker:
         """Route to these servers from now on."""
         assert self._router is not None
         self._router.set_servers(urls)
+
+    def _connect(self, url: str) -> SGLangClient:
+        config = SGLangClientConfig(initial_version=self._spec.initial_version)
+        return self._spec.reach.client(url, config)
 
     async def statistics(self) -> ExecutorStatistics:
         """Return what the slots do now."""

@@ -264,7 +264,7 @@ class Run:
 
     def _nudge(self, worker_name: str) -> None:
         if self._controller is not None:
-            self._controller.nudge(worker_name)
+            self._controller.notify(worker_name)
 
     def _trainer(
         self,

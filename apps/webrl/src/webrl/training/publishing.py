@@ -78,7 +78,7 @@ class SGLangReceiver(WeightReceiver):
 
     async def init_weights_group(self, membership: GroupMembership) -> None:
         """Join the group."""
-        await self._client.init_weights_update_group(
+        await self._client.weights.join(
             master_address=membership.master_address,
             master_port=membership.master_port,
             rank_offset=membership.rank_offset,
@@ -95,7 +95,7 @@ class SGLangReceiver(WeightReceiver):
         self, bucket: Bucket, *, group_name: str, weight_version: int | None
     ) -> None:
         """Receive one flattened bucket and load it."""
-        await self._client.update_weights_from_distributed(
+        await self._client.weights.receive(
             WeightBucket(names=bucket.names, dtypes=bucket.dtypes, shapes=bucket.shapes),
             group_name=group_name,
             weight_version=weight_version,
@@ -119,13 +119,11 @@ class SGLangReceiver(WeightReceiver):
         """Return checksums of what the server holds; None where it lists no weights by name."""
         if not self._lists_weights:
             return None
-        return (await self._client.weights_checksums(names)).by_name
+        return (await self._client.weights.checksums(names)).by_name
 
     async def update_weights_from_disk(self, path: str, *, weight_version: int) -> None:
         """Load a snapshot; the prefix cache of the weights before goes."""
-        await self._client.update_weights_from_disk(
-            path, weight_version=weight_version, flush_cache=True
-        )
+        await self._client.weights.load(path, weight_version=weight_version, flush_cache=True)
 
     async def continue_generation(self) -> None:
         """Generate again."""
@@ -134,4 +132,4 @@ class SGLangReceiver(WeightReceiver):
     async def destroy_weights_group(self, group_name: str) -> None:
         """Leave the group; a server that is not a member refuses, which is as good."""
         with contextlib.suppress(ServerRefusedError):
-            await self._client.destroy_weights_update_group(group_name)
+            await self._client.weights.leave(group_name)

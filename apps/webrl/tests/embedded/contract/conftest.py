@@ -23,7 +23,7 @@ def first_weights_again(server: ServerUnderTest) -> Iterator[None]:
         async with SGLangClient(server.url) as client:
             await client.continue_generation()
             await client.abort_all()
-            await client.update_weights_from_disk(str(server.model_path), weight_version=0)
+            await client.weights.load(str(server.model_path), weight_version=0)
             await client.flush_cache()
 
     asyncio.run(restore())

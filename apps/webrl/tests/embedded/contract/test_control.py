@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import pytest
 import torch
 from awrl_rollout import (
     GenerateRequest,
     InterruptibleGenerator,
-    PauseMode,
     ServerUnavailableError,
     SGLangClient,
     SGLangClientConfig,
@@ -92,7 +92,7 @@ def test_requests_held_back_and_cut_leave_nothing_in_flight_and_go_on(
             assert not answer.done()
             generator.resume()
         assert len(answer.result().output_ids) == 300
-        assert generator.statistics().num_interrupted == 1
+        assert generator.num_interrupted == 1
 
     run_bounded(scenario)
 
@@ -123,7 +123,10 @@ def test_pause_with_abort_answers_everything_and_later_requests_wait(
 @pytest.mark.requirement("pause-around-the-copy")
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_pause_that_keeps_requests_goes_on_where_it_was(
-    server: ServerUnderTest, processor: PolicyProcessor, reference: torch.nn.Module, mode: PauseMode
+    server: ServerUnderTest,
+    processor: PolicyProcessor,
+    reference: torch.nn.Module,
+    mode: Literal["abort", "in_place", "retract"],
 ) -> None:
     async def scenario() -> None:
         request = long_request(processor, 1, max_new_tokens=120)
@@ -174,7 +177,7 @@ def test_an_interrupted_answer_is_finished_by_resubmission_with_the_trainer_s_lo
                 await client.pause_generation()
                 await client.continue_generation()
             result = await task
-        assert generator.statistics().num_interrupted == 2
+        assert generator.num_interrupted == 2
         assert len(result.output_ids) == 200
         assert (
             largest_difference(reference, processor, request, [page_png(1)], result)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
 from awrl_rollout import (
     InterruptibleGenerator,
-    PauseMode,
     SGLangClient,
     SGLangClientConfig,
 )
@@ -74,8 +74,8 @@ def test_a_broadcast_changes_what_is_sampled_a_seen_image_included(
                 largest_difference(reference, processor, request, [SEEN_PAGE], after)
                 < server.tolerance
             )
-            assert await client.weight_version() == 41
-            await client.destroy_weights_update_group(rank_zero.group_name)
+            assert await client.weights.version() == 41
+            await client.weights.leave(rank_zero.group_name)
 
     run_bounded(scenario)
 
@@ -90,16 +90,16 @@ def test_published_weights_are_bit_equal(
 
     async def scenario() -> None:
         async with SGLangClient(server.url) as client:
-            before = await client.weights_checksums()
+            before = await client.weights.checksums()
             changed = perturb(reference)
             await join(client, rank_zero)
             await publish(client, rank_zero, changed, is_flattened=True, weight_version=1)
-            after = await client.weights_checksums()
+            after = await client.weights.checksums()
             own = {name: tensor_checksum(tensor) for name, tensor in changed.items()}
             assert {name: after.by_name[name] for name in own if name in after.by_name} == own
             assert set(own) == set(after.by_name)
             assert before.total != after.total
-            await client.destroy_weights_update_group(rank_zero.group_name)
+            await client.weights.leave(rank_zero.group_name)
 
     run_bounded(scenario)
 
@@ -115,7 +115,7 @@ def test_tokens_around_an_update_carry_the_version_that_made_them(
     async def scenario() -> None:
         long = page_request(processor, [SEEN_PAGE], max_new_tokens=300)
         async with SGLangClient(server.url) as client, asyncio.TaskGroup() as group:
-            await client.update_weight_version(6)
+            await client.weights.set_version(6)
             await join(client, rank_zero)
             task = group.create_task(InterruptibleGenerator(client).generate(long))
             await until_running(client, server, 1)
@@ -162,7 +162,7 @@ def test_only_a_flush_frees_sglang_of_prefixes_of_the_weights_before(
             kept = await client.generate(request)
             await client.flush_cache()
             fresh = await client.generate(request)
-            await client.destroy_weights_update_group(rank_zero.group_name)
+            await client.weights.leave(rank_zero.group_name)
         differences = [
             largest_difference(reference, processor, request, [SEEN_PAGE], result)
             for result in (kept, fresh)
@@ -190,8 +190,8 @@ def test_a_group_can_be_left_and_opened_again(
                         is_flattened=True,
                         weight_version=version,
                     )
-                    await client.destroy_weights_update_group(name)
-                assert await client.weight_version() == version
+                    await client.weights.leave(name)
+                assert await client.weights.version() == version
 
     run_bounded(scenario)
 
@@ -203,7 +203,7 @@ def test_an_update_under_requests_that_are_kept_stamps_each_token_with_its_maker
     reference: torch.nn.Module,
     rank_zero: RankZero,
     processor: PolicyProcessor,
-    mode: PauseMode,
+    mode: Literal["abort", "in_place", "retract"],
 ) -> None:
     async def scenario() -> None:
         long = page_request(processor, [SEEN_PAGE], max_new_tokens=400)
@@ -212,7 +212,7 @@ def test_an_update_under_requests_that_are_kept_stamps_each_token_with_its_maker
             SGLangClient(server.url, config=config) as client,
             asyncio.TaskGroup() as group,
         ):
-            await client.update_weight_version(20)
+            await client.weights.set_version(20)
             await join(client, rank_zero)
             task = group.create_task(client.generate(long))
             await until_running(client, server, 1)
@@ -227,7 +227,7 @@ def test_an_update_under_requests_that_are_kept_stamps_each_token_with_its_maker
             )
             await client.continue_generation()
             result = await task
-            await client.destroy_weights_update_group(rank_zero.group_name)
+            await client.weights.leave(rank_zero.group_name)
         assert result.stop_reason == "length"
         assert len(result.output_ids) == 400
         assert list(result.versions) == sorted(result.versions)
@@ -255,7 +255,7 @@ def test_a_bucket_of_one_dtype_may_be_sent_in_that_dtype(
                     asyncio.to_thread(rank_zero.send, changed, is_flattened=True, as_bytes=False)
                 )
                 group.create_task(
-                    client.update_weights_from_distributed(
+                    client.weights.receive(
                         bucket_of(changed, is_flattened=True),
                         group_name=rank_zero.group_name,
                         flush_cache=True,
@@ -266,7 +266,7 @@ def test_a_bucket_of_one_dtype_may_be_sent_in_that_dtype(
                 largest_difference(reference, processor, request, [SEEN_PAGE], result)
                 < server.tolerance
             )
-            await client.destroy_weights_update_group(rank_zero.group_name)
+            await client.weights.leave(rank_zero.group_name)
 
     run_bounded(scenario)
 
@@ -277,7 +277,7 @@ def test_a_new_label_aborts_nothing(server: ServerUnderTest, processor: PolicyPr
         async with SGLangClient(server.url) as client, asyncio.TaskGroup() as group:
             tasks = [group.create_task(client.generate(long)) for _ in range(16)]
             await until_running(client, server, 16)
-            await client.update_weight_version(12)
+            await client.weights.set_version(12)
             results = [await task for task in tasks]
         assert all(result.stop_reason == "length" for result in results)
 

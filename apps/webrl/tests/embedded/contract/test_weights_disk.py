@@ -48,7 +48,7 @@ def test_a_checkpoint_on_disk_is_loaded(
             await client.generate(request)
             perturb(reference)
             cast("PreTrainedModel", reference).save_pretrained(folder)
-            await client.update_weights_from_disk(str(folder), weight_version=3, flush_cache=True)
+            await client.weights.load(str(folder), weight_version=3, flush_cache=True)
             result = await client.generate(request)
             assert set(result.versions) == {3}
             assert (
@@ -116,10 +116,10 @@ def test_a_checkpoint_that_is_not_whole_or_not_ours_is_refused_and_changes_nothi
         shutil.copytree(server.model_path, folder)
         damage(folder)
         async with SGLangClient(server.url) as client:
-            before = await client.weights_checksums()
+            before = await client.weights.checksums()
             with pytest.raises(ServerRefusedError):
-                await client.update_weights_from_disk(str(folder), weight_version=8)
-            assert await client.weights_checksums() == before
+                await client.weights.load(str(folder), weight_version=8)
+            assert await client.weights.checksums() == before
             result = await client.generate(request)
             assert set(result.versions) != {8}
 

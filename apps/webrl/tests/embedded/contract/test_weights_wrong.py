@@ -34,7 +34,7 @@ def test_a_group_that_does_not_exist_is_refused(server: ServerUnderTest) -> None
     async def scenario() -> None:
         async with SGLangClient(server.url) as client:
             with pytest.raises(ServerRefusedError):
-                await client.destroy_weights_update_group("nobody")
+                await client.weights.leave("nobody")
 
     run_bounded(scenario)
 
@@ -50,7 +50,7 @@ def test_a_name_that_is_joined_already_is_refused(
         async with SGLangClient(server.url) as client:
             await join(client, rank_zero)
             with pytest.raises(ServerRefusedError, match="which was joined already"):
-                await client.init_weights_update_group(
+                await client.weights.join(
                     master_address="127.0.0.1",
                     master_port=unused_port(),
                     rank_offset=1,
@@ -58,7 +58,7 @@ def test_a_name_that_is_joined_already_is_refused(
                     group_name=rank_zero.group_name,
                     backend="gloo",
                 )
-            await client.destroy_weights_update_group(rank_zero.group_name)
+            await client.weights.leave(rank_zero.group_name)
 
     run_bounded(scenario)
 
@@ -93,7 +93,7 @@ def test_a_broadcast_that_does_not_fit_is_refused_and_changes_nothing(
 
     async def scenario() -> None:
         async with SGLangClient(server.url) as client:
-            before = await client.weights_checksums()
+            before = await client.weights.checksums()
             await join(client, rank_zero)
             wrong = WRONG[kind](named_weights(reference))
             with pytest.raises(ExceptionGroup) as caught:
@@ -101,12 +101,12 @@ def test_a_broadcast_that_does_not_fit_is_refused_and_changes_nothing(
             (error,) = caught.value.exceptions
             assert isinstance(error, ServerRefusedError)
             assert next(iter(wrong)) in str(error) or "model.nothing.weight" in str(error)
-            assert await client.weights_checksums() == before
-            assert await client.weight_version() != 9
+            assert await client.weights.checksums() == before
+            assert await client.weights.version() != 9
             good = perturb(reference, only="norm")
             await publish(client, rank_zero, good, is_flattened=is_flattened, weight_version=10)
-            assert await client.weight_version() == 10
-            await client.destroy_weights_update_group(rank_zero.group_name)
+            assert await client.weights.version() == 10
+            await client.weights.leave(rank_zero.group_name)
 
     run_bounded(scenario)
 
@@ -130,8 +130,8 @@ def test_sglang_refuses_a_wrong_shape_and_takes_every_other_broadcast(
             except* ServerRefusedError as group:
                 refusals += group.exceptions
             assert len(refusals) == (kind == "wrong shape")
-            assert (await client.weight_version() == 9) == (not refusals)
-            await client.destroy_weights_update_group(rank_zero.group_name)
+            assert (await client.weights.version() == 9) == (not refusals)
+            await client.weights.leave(rank_zero.group_name)
 
     run_bounded(scenario)
 
@@ -147,15 +147,15 @@ def test_a_sender_that_vanishes_costs_the_update_and_not_the_server(
 
     async def scenario() -> None:
         async with SGLangClient(server.url) as client:
-            before = await client.weights_checksums()
+            before = await client.weights.checksums()
             await join(client, rank_zero)
             rank_zero.close()
             bucket = WeightBucket(names=["lm_head.weight"], dtypes=["float32"], shapes=[[4, 4]])
             with pytest.raises(ServerRefusedError, match="The group is dropped"):
-                await client.update_weights_from_distributed(
+                await client.weights.receive(
                     bucket, group_name=rank_zero.group_name, weight_version=5
                 )
-            assert await client.weights_checksums() == before
+            assert await client.weights.checksums() == before
             assert (await client.generate(request)).versions[0] != 5
 
     run_bounded(scenario)

@@ -1,0 +1,19 @@
+"""Slots that run episodes: everlasting ones, and synchronous rounds as the baseline."""
+
+from __future__ import annotations
+
+from awrl_rollout.executor.executor import ExecutorStatistics, WorkflowExecutor
+from awrl_rollout.executor.local_worker import LocalWorker
+from awrl_rollout.executor.slot import EpisodeContext, SlotView, Workflow
+from awrl_rollout.executor.sync_pool import SyncPool, SyncPoolStatistics
+
+__all__ = [
+    "EpisodeContext",
+    "ExecutorStatistics",
+    "LocalWorker",
+    "SlotView",
+    "SyncPool",
+    "SyncPoolStatistics",
+    "Workflow",
+    "WorkflowExecutor",
+]

@@ -1,0 +1,280 @@
+"""One slot: runs one episode at a time and turns whatever happens into one record.
+
+This is the package's named boundary `workflow`: the only place where any exception of user code is
+caught. Cancelling the slot itself passes through untouched; a `CancelledError` that the workflow
+brought up by itself is a fault like any other. Whether the episode was cancelled or ran past its
+deadline is asked before the kind of an error, so that a clean-up that fails does not hide it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import msgspec
+
+from awrl_rollout.clock import Clock
+from awrl_rollout.concurrency import is_cancelled
+from awrl_rollout.episode import (
+    EpisodeRecord,
+    EpisodeRequest,
+    EpisodeResult,
+    Fault,
+    FaultKind,
+    Measured,
+    record_fault,
+    record_result,
+)
+from awrl_rollout.errors import EpisodeFaultError, ServerUnavailableError
+from awrl_rollout.retry import RetryPolicy
+
+logger = logging.getLogger(__name__)
+
+NEVER_RETRIED: frozenset[FaultKind] = frozenset(
+    {FaultKind.TIMEOUT, FaultKind.CANCELLED, FaultKind.WORKER_LOST, FaultKind.SITE_BLOCKED}
+)
+"""Kinds that a second run in the same slot cannot help, or that already cost a whole deadline."""
+
+
+class EpisodeContext:
+    """What a workflow may use of its slot; valid during one run.
+
+    Attributes:
+        slot: Index of the slot, 0 to `num_slots - 1`; a browser session can be bound to it.
+        worker: Name of the worker.
+        attempt: 0 for the first run in this slot.
+        clock: Source of time.
+    """
+
+    def __init__(self, *, slot: int, worker: str, attempt: int, clock: Clock) -> None:
+        self.slot = slot
+        self.worker = worker
+        self.attempt = attempt
+        self.clock = clock
+        self.stage = "start"
+        self.site = ""
+        self.stage_since_s = clock.time()
+
+    def enter(self, stage: str, *, site: str = "") -> None:
+        """Tell the watchdog what the episode does from now on."""
+        self.stage = stage
+        self.site = site
+        self.stage_since_s = self.clock.time()
+
+
+Workflow = Callable[[EpisodeRequest, EpisodeContext], Awaitable[EpisodeResult | None]]
+"""Runs one episode; None filters it out, an exception is a fault."""
+
+
+class SlotView(msgspec.Struct, frozen=True, kw_only=True):
+    """What one busy slot does now, for the watchdog."""
+
+    slot: int
+    episode_id: str
+    stage: str
+    """The workflow's own word, for example `navigate`; `start` before the first one."""
+    site: str
+    """Where, for example a host name; may be empty."""
+    for_s: float
+    """Seconds in this stage."""
+
+
+class _RepeatableFaultError(Exception):
+    """Carries a fault through the retry loop."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.describe())
+        self.fault = fault
+
+
+class SlotRunner:
+    """Runs requests one after another.
+
+    Args:
+        workflow: The user's coroutine function.
+        index: Index of the slot.
+        worker: Name of the worker.
+        deadline_s: Limit for one run; None for none.
+        retry: How often a faulted run is repeated.
+        clock: Source of time.
+        rng: Source of the retry jitter.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        *,
+        index: int,
+        worker: str,
+        deadline_s: float | None,
+        retry: RetryPolicy,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.index = index
+        self.busy_s = 0.0
+        self.request: EpisodeRequest | None = None
+        self.started_s = 0.0
+        self._workflow = workflow
+        self._worker = worker
+        self._deadline_s = deadline_s
+        self._retry = retry
+        self._clock = clock
+        self._rng = rng
+        self._context: EpisodeContext | None = None
+        self._cancel_scope: asyncio.Timeout | None = None
+        self._num_attempts = 0
+
+    def view(self) -> SlotView | None:
+        """Return what the slot does now, None when it is idle."""
+        if self.request is None or self._context is None:
+            return None
+        return SlotView(
+            slot=self.index,
+            episode_id=self.request.episode_id,
+            stage=self._context.stage,
+            site=self._context.site,
+            for_s=self._clock.time() - self._context.stage_since_s,
+        )
+
+    def cancel(self) -> None:
+        """End the running episode as cancelled; the slot lives on."""
+        if self._cancel_scope is not None and not self._cancel_scope.expired():
+            self._cancel_scope.reschedule(asyncio.get_running_loop().time())
+
+    async def run(self, request: EpisodeRequest) -> EpisodeRecord:
+        """Run the episode, again if the policy says so, and return its one record."""
+        self.request = request
+        self.started_s = self._clock.time()
+        self._num_attempts = 0
+        try:
+            async with asyncio.timeout(None) as self._cancel_scope:
+                answer = await self._run_with_retries(request)
+        except TimeoutError:  # the workflow's own are caught inside: this is `cancel`
+            answer = self._cancelled()
+        finally:
+            ended_s = self._clock.time()
+            self.busy_s += ended_s - self.started_s
+            self.request = self._context = self._cancel_scope = None
+        measured = Measured(
+            worker=self._worker,
+            num_attempts=self._num_attempts,
+            started_s=self.started_s,
+            ended_s=ended_s,
+        )
+        if isinstance(answer, Fault):
+            fault = msgspec.structs.replace(answer, num_attempts=self._num_attempts)
+            return record_fault(request, fault, measured)
+        return record_result(request, answer, measured)
+
+    async def _run_with_retries(self, request: EpisodeRequest) -> EpisodeResult | Fault | None:
+        async def attempt() -> EpisodeResult | Fault | None:
+            answer = await self._run_once(request)
+            self._num_attempts += 1
+            if isinstance(answer, Fault) and answer.kind not in NEVER_RETRIED:
+                raise _RepeatableFaultError(answer)
+            return answer
+
+        try:
+            return await self._retry.call(
+                attempt, repeats=_RepeatableFaultError, sleep=self._wait_to_retry, rng=self._rng
+            )
+        except _RepeatableFaultError as error:
+            return error.fault
+
+    async def _wait_to_retry(self, delay_s: float) -> None:
+        if self._context is not None:
+            self._context.enter("retry wait")
+        await self._clock.sleep(delay_s)
+
+    async def _run_once(self, request: EpisodeRequest) -> EpisodeResult | Fault | None:
+        context = EpisodeContext(
+            slot=self.index, worker=self._worker, attempt=self._num_attempts, clock=self._clock
+        )
+        self._context = context
+        deadline = asyncio.timeout(self._deadline_s)
+        try:
+            async with deadline:
+                answer = cast("object", await self._workflow(request, context))
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return self._fault_of(error, request, context, deadline)
+        except Exception as error:  # noqa: BLE001 - the boundary `workflow`
+            return self._fault_of(error, request, context, deadline)
+        if answer is None or isinstance(answer, EpisodeResult):
+            return answer
+        return Fault(
+            kind=FaultKind.WORKFLOW_ERROR,
+            boundary="workflow",
+            error_type="TypeError",
+            message=f"a workflow must return an EpisodeResult or None, got {type(answer).__name__}",
+        )
+
+    def _fault_of(
+        self,
+        error: BaseException,
+        request: EpisodeRequest,
+        context: EpisodeContext,
+        deadline: asyncio.Timeout,
+    ) -> Fault:
+        if self._cancel_scope is not None and self._cancel_scope.expired():
+            return self._cancelled()
+        if deadline.expired():
+            message = f"no end within {self._deadline_s} s, last in {context.stage!r}"
+            return Fault(
+                kind=FaultKind.TIMEOUT,
+                boundary="executor",
+                error_type="TimeoutError",
+                message=message,
+            )
+        match error:
+            case EpisodeFaultError():
+                kind, boundary = error.kind, error.boundary
+            case TimeoutError():
+                kind, boundary = FaultKind.TIMEOUT, "workflow"
+            case ServerUnavailableError():
+                kind, boundary = FaultKind.GENERATION_ERROR, "generation"
+            case _:
+                logger.warning("episode %s failed", request.episode_id, exc_info=error)
+                kind, boundary = FaultKind.WORKFLOW_ERROR, "workflow"
+        return Fault(
+            kind=kind, boundary=boundary, error_type=type(error).__name__, message=_text_of(error)
+        )
+
+    def _cancelled(self) -> Fault:
+        return Fault(
+            kind=FaultKind.CANCELLED,
+            boundary="executor",
+            error_type="",
+            message="was cancelled",
+        )
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an error's text, also of one that cannot say it: it is user code too."""
+    try:
+        return str(error)
+    except Exception as unprintable:
+        logger.warning("an error of the workflow has no text", exc_info=unprintable)
+        return "(an error without text)"
+
+
+def check_num_slots(num_slots: int) -> None:
+    """Raise unless there is at least one slot.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if num_slots < 1:
+        raise ValueError(
+            f"num_slots must be at least 1, got {num_slots}. One slot runs one episode."
+        )
+
+
+def idle_share(busy_s: float, alive_s: float) -> float:
+    """Return the share of slot time without an episode, 0 to 1."""
+    return max(0.0, 1.0 - busy_s / alive_s) if alive_s > 0 else 0.0

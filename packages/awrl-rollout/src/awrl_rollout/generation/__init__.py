@@ -1,0 +1,15 @@
+"""Generation that outlives weight updates, over one inference server or several."""
+
+from __future__ import annotations
+
+from awrl_rollout.generation.generator import InterruptibleGenerator
+from awrl_rollout.generation.protocol import GenerateClient, GenerateRequest, GenerateResult
+from awrl_rollout.generation.router import StickyRouter
+
+__all__ = [
+    "GenerateClient",
+    "GenerateRequest",
+    "GenerateResult",
+    "InterruptibleGenerator",
+    "StickyRouter",
+]
