@@ -11,6 +11,7 @@
     |- ServerStartError  (RuntimeError)  an inference server did not come up
     |- EngineCallError   (RuntimeError)  a call to a worker failed or missed its deadline
     |  `- WorkerLostError               its process is gone
+    |- JudgeError        (RuntimeError)  no verdict: the judge failed, was late, or out of form
     `- RunFailedError    (RuntimeError)  a run that started and had to stop
 
 None of them is raised for a failed episode: that is data, recorded once with its typed fault.
@@ -20,22 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-__all__ = [
-    "AllocationError",
-    "BrowserError",
-    "ConfigError",
-    "EngineCallError",
-    "PlacementError",
-    "PolicyError",
-    "PreflightError",
-    "Problem",
-    "RunFailedError",
-    "ServerStartError",
-    "TaskError",
-    "WebRLError",
-    "WorkerLostError",
-]
 
 
 class WebRLError(Exception):
@@ -124,6 +109,14 @@ class EngineCallError(WebRLError, RuntimeError):
 
 class WorkerLostError(EngineCallError):
     """The worker's process is gone. Not raised for a call that failed in a living worker."""
+
+
+class JudgeError(WebRLError, RuntimeError):
+    """There is no verdict on an episode: a fault of the infrastructure, never a reward.
+
+    Not raised for an episode that the judge finds wanting, nor for a site that blocks: those are
+    verdicts. The message never holds the key that opens the server.
+    """
 
 
 class RunFailedError(WebRLError, RuntimeError):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from webrl.config import config_warnings, load_config, to_toml
+from webrl.config import JudgeSection, config_warnings, load_config, to_toml
 from webrl.errors import ConfigError
-from webrl.launch.component_configs import judge_config
+from webrl.launch.component_configs import server_spec, worker_spec
 
 JUDGED = (
     "tasks=[{name='webgym:x.jsonl'}]",
@@ -15,19 +15,33 @@ JUDGED = (
 )
 
 
-def test_every_key_reaches_the_judge() -> None:
-    config = load_config("laptop", [*JUDGED, "judge.deadline_s=7", "judge.max_retries=1"]).config
-    judge = judge_config(config)
+def _judge(*overrides: str) -> JudgeSection | None:
+    """Return the judge that a rollout worker is given."""
+    config = load_config("laptop", overrides).config
+    spec = worker_spec(
+        config,
+        server_spec(config, "policy"),
+        (),
+        num_slots=1,
+        temperature=1.0,
+        is_synchronous=False,
+    )
+    return spec.judge
+
+
+def test_a_worker_gets_the_section_and_none_without_an_address() -> None:
+    judge = _judge(*JUDGED, "judge.deadline_s=7", "judge.max_retries=1")
     assert judge is not None
     assert (judge.url, judge.model) == ("http://127.0.0.1:8000/v1", "m")
     assert (judge.api_key_env, judge.deadline_s, judge.max_retries) == (None, 7.0, 1)
     assert (judge.temperature, judge.token_limit_field) == (0.0, "max_tokens")
-    assert judge_config(load_config("laptop").config) is None
+    assert _judge() is None
 
 
 def test_what_a_reasoning_model_refuses_can_be_left_out() -> None:
-    overrides = [*JUDGED, "judge.temperature=none", "judge.token_limit_field=max_completion_tokens"]
-    judge = judge_config(load_config("laptop", overrides).config)
+    judge = _judge(
+        *JUDGED, "judge.temperature=none", "judge.token_limit_field=max_completion_tokens"
+    )
     assert judge is not None
     assert (judge.temperature, judge.token_limit_field) == (None, "max_completion_tokens")
 

@@ -22,7 +22,14 @@ SYSTEM = tuple(
         "run",
     )
 )
-READERS = (*SYSTEM, "cli/*.py", "config/run.py", "config/sections.py", "config/published.py")
+READERS = (
+    *SYSTEM,
+    "cli/*.py",
+    "judge/*.py",
+    "config/run.py",
+    "config/sections.py",
+    "config/published.py",
+)
 """Where keys turn into what a run does. Checks and reports of the configuration do not count."""
 
 

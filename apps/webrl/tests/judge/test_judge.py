@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from awrl_rollout import RetryPolicy
-from webrl.judge import Criterion, Evidence, Judge, JudgeConfig, JudgeError, Verdict
+from webrl.config import JudgeSection
+from webrl.errors import JudgeError
+from webrl.judge import ChatClient, Criterion, Evidence, Judge, Verdict
 from webrl.tasks import Rubric
 
 if TYPE_CHECKING:
@@ -30,19 +32,21 @@ EVIDENCE = Evidence(
 )
 
 
-def _judge(url: str, **changes: object) -> Judge:
+@asynccontextmanager
+async def _judge(url: str, *, max_cached: int = 100, **changes: object) -> AsyncGenerator[Judge]:
     values: dict[str, object] = {"max_retries": 2, "request_timeout_s": 20.0, "deadline_s": 60.0}
-    config = JudgeConfig(url=url, model="m", **(values | changes))  # type: ignore[arg-type]
-    retry = RetryPolicy(max_retries=config.max_retries, base_delay_s=0.0)
-    return Judge(config, rng=random.Random(0), retry=retry)
+    config = JudgeSection(url=url, model="m", **(values | changes))  # type: ignore[arg-type]
+    client = ChatClient(config, retry=RetryPolicy(base_delay_s=0.0), max_cached=max_cached)
+    async with aclosing(Judge(config, client=client)) as judge:
+        yield judge
 
 
-def _run(server: ChatServer, *evidence: Evidence, **changes: object) -> tuple[list[Verdict], Judge]:
+def _run(server: ChatServer, *evidence: Evidence, **changes: Any) -> list[Verdict]:
     """Judge the episodes one after the other."""
 
-    async def main() -> tuple[list[Verdict], Judge]:
+    async def main() -> list[Verdict]:
         async with server, _judge(server.url, **changes) as judge:
-            return [await judge.judge(one) for one in evidence], judge
+            return [await judge.judge(one) for one in evidence]
 
     return asyncio.run(main())
 
@@ -56,7 +60,7 @@ def test_an_episode_succeeds_when_support_every_fact_and_the_reference_hold(
     chat_server: Servers, says: Says
 ) -> None:
     server = chat_server(_without(says, "nothing fails"))
-    (found,), _ = _run(server, EVIDENCE)
+    (found,) = _run(server, EVIDENCE)
     names = [criterion.name for criterion in found.criteria]
     assert names == ["supported", "fact 1", "fact 2", "reference"]
     assert (found.is_success, found.is_blocked, found.score) == (True, False, 1.0)
@@ -73,7 +77,7 @@ def test_a_model_that_takes_neither_temperature_nor_max_tokens_is_sent_neither(
 ) -> None:
     server = chat_server(_without(says, "nothing fails"))
     changes = {"temperature": None, "token_limit_field": "max_completion_tokens"}
-    (found,), _ = _run(server, EVIDENCE, **changes)
+    (found,) = _run(server, EVIDENCE, **changes)
     assert found.is_success
     for request in server.requests:
         assert request["max_completion_tokens"] == 1024
@@ -95,7 +99,7 @@ def test_a_model_that_takes_neither_temperature_nor_max_tokens_is_sent_neither(
 def test_each_criterion_decides_and_all_are_judged(
     chat_server: Servers, says: Says, failing: str, name: str
 ) -> None:
-    (found,), _ = _run(chat_server(_without(says, failing)), EVIDENCE)
+    (found,) = _run(chat_server(_without(says, failing)), EVIDENCE)
     assert not found.is_success
     assert [c.name for c in found.criteria if not c.is_met] == [name]
     assert found.score == 0.75
@@ -105,7 +109,7 @@ def test_a_blocked_site_is_told_apart_and_nothing_else_is_asked(
     chat_server: Servers, says: Says
 ) -> None:
     server = chat_server(lambda text: says("shut the agent out" in text))
-    (found,), _ = _run(server, EVIDENCE)
+    (found,) = _run(server, EVIDENCE)
     assert found == Verdict(is_blocked=True)
     assert len(server.requests) == 1
 
@@ -114,7 +118,7 @@ def test_an_episode_without_an_answer_is_no_success_and_costs_one_question(
     chat_server: Servers, says: Says
 ) -> None:
     server = chat_server(_without(says, "nothing fails"))
-    (found,), _ = _run(server, msgspec.structs.replace(EVIDENCE, answer=None))
+    (found,) = _run(server, msgspec.structs.replace(EVIDENCE, answer=None))
     assert (found.is_success, found.is_blocked) == (False, False)
     assert len(server.requests) == 1
 
@@ -134,14 +138,15 @@ def test_an_answer_that_gives_orders_is_quoted_and_facts_do_not_see_it(
 def test_equal_content_is_asked_once_even_at_one_moment(chat_server: Servers, says: Says) -> None:
     server = chat_server(_without(says, "nothing fails"))
 
-    async def main() -> tuple[list[Verdict], int]:
+    async def main() -> list[Verdict]:
         async with server, _judge(server.url) as judge, asyncio.TaskGroup() as group:
             tasks = [group.create_task(judge.judge(EVIDENCE)) for _ in range(4)]
-        return [task.result() for task in tasks], judge.client.num_cached
+        return [task.result() for task in tasks]
 
-    verdicts, num_cached = asyncio.run(main())
+    verdicts = asyncio.run(main())
+    assert len(verdicts) == 4
     assert all(found == verdicts[0] for found in verdicts)
-    assert (len(server.requests), num_cached) == (5, 15)
+    assert len(server.requests) == 5
 
 
 def test_other_screenshots_are_another_question(chat_server: Servers, says: Says) -> None:
@@ -171,9 +176,7 @@ def test_many_screenshots_are_cut_to_the_relevant_ones(chat_server: Servers, say
         return says("shut the agent out" not in text)
 
     server = chat_server(reply)
-    (found,), _ = _run(
-        server, msgspec.structs.replace(EVIDENCE, screenshots=shots), max_screenshots=4
-    )
+    (found,) = _run(server, msgspec.structs.replace(EVIDENCE, screenshots=shots), max_screenshots=4)
     assert found.is_success
     by_kind: dict[str, list[str]] = {}
     for request, text in zip(server.requests, server.texts, strict=True):
@@ -218,7 +221,7 @@ def test_one_criterion_without_an_answer_and_there_is_no_verdict(
 def test_a_server_that_comes_back_is_asked_again(chat_server: Servers, says: Says) -> None:
     replies = iter([503, "no JSON", says(False)])
     server = chat_server(lambda _: next(replies))
-    (found,), _ = _run(server, msgspec.structs.replace(EVIDENCE, answer=None))
+    (found,) = _run(server, msgspec.structs.replace(EVIDENCE, answer=None))
     assert found == Verdict(is_blocked=False)
     assert "Your last answer was not of this form" in server.texts[2]
 
@@ -227,7 +230,7 @@ def test_a_long_answer_is_read_whole_and_an_endless_one_is_none(
     chat_server: Servers, says: Says
 ) -> None:
     one = msgspec.structs.replace(EVIDENCE, answer=None)
-    (found,), _ = _run(chat_server(lambda _: says(True, "long " * 200_000)), one)
+    (found,) = _run(chat_server(lambda _: says(True, "long " * 200_000)), one)
     assert found == Verdict(is_blocked=True)
     with pytest.raises(JudgeError, match="the answer has more than 4194304 bytes"):
         _run(chat_server(lambda _: says(True, "long " * 900_000)), one)
@@ -270,14 +273,15 @@ def test_the_key_is_sent_and_never_said(
             _run(server, EVIDENCE, api_key_env="SOME_JUDGE_KEY")
         messages.append(f"{caught.value!r} {caught.value.__cause__!r}")
         assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
-    config = JudgeConfig(url="http://127.0.0.1:1", model="m", api_key_env="SOME_JUDGE_KEY")
+    config = JudgeSection(url="http://127.0.0.1:1", model="m", api_key_env="SOME_JUDGE_KEY")
     assert KEY not in repr(config) + caplog.text + "".join(messages)
     assert "API key provided: ***" in messages[1]
 
 
 def test_a_key_that_is_not_set_is_said_at_once() -> None:
+    config = JudgeSection(url="http://127.0.0.1:9", model="m", api_key_env="NO_SUCH_KEY")
     with pytest.raises(JudgeError, match="variable NO_SUCH_KEY must hold the judge's key"):
-        _judge("http://127.0.0.1:9", api_key_env="NO_SUCH_KEY")
+        Judge(config)
 
 
 def test_a_verdict_without_criteria_is_no_success() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from webrl.judge.screenshots import newest, spread, without_repeats
+from webrl.judge.judge import newest, spread, without_repeats
 
 _SHOTS = st.lists(st.sampled_from("abc"), min_size=1, max_size=40)
 

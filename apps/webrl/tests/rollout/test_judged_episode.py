@@ -7,6 +7,7 @@ import base64
 import io
 import json
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ from awrl_rollout import (
 )
 from PIL import Image
 from webrl.browser import BrowserConfig, BrowserPool
-from webrl.judge import Judge, JudgeConfig
+from webrl.config import JudgeSection
+from webrl.judge import ChatClient, Judge
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
 from webrl.rollout.trajectory import EpisodeTask, Trajectory, decode_trajectory, encode_trajectory
 from webrl.rollout.workflow import WebTaskWorkflow
@@ -123,10 +125,11 @@ def _episode(
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        config = JudgeConfig(url=url, model="m", max_retries=1)
+        config = JudgeSection(url=url, model="m", max_retries=1)
+        client = ChatClient(config, retry=RetryPolicy(base_delay_s=0.0))
         (task,) = load_webgym_file(file)
         async with (
-            Judge(config, retry=RetryPolicy(base_delay_s=0.0)) as judge,
+            aclosing(Judge(config, client=client)) as judge,
             TaskServer(routes={"/": _site}) as site,
             BrowserPool(BrowserConfig(num_slots=1), server=site) as pool,
         ):

@@ -7,7 +7,9 @@ Invariants:
 * an episode without an answer is no success, and no further question is asked;
 * every criterion is asked, also after one that does not hold: the support of the answer once,
   each fact of the rubric, the reference answer where there is one; success needs all of them;
-* one question without an answer and there is no verdict (`JudgeError`).
+* one question without an answer and there is no verdict (`JudgeError`);
+* of the screenshots, one that shows what the one before it shows is left out; of those left, the
+  last is always among the chosen ones, and their order is that of the episode.
 
 The questions on one episode go out together; `max_concurrent` bounds them over all episodes.
 """
@@ -15,68 +17,49 @@ The questions on one episode go out together; `max_concurrent` bounds them over 
 from __future__ import annotations
 
 import asyncio
-import random
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Collection, Sequence
 
-from awrl_rollout import Clock, RetryPolicy
-
-from webrl.judge.answer import YesOrNo, read_relevant, read_yes_or_no
+from webrl.config import JudgeSection
+from webrl.errors import JudgeError
 from webrl.judge.chat import ChatClient, Question
-from webrl.judge.config import JudgeConfig
-from webrl.judge.errors import JudgeError
 from webrl.judge.questions import (
+    YesOrNo,
     blocked_question,
     fact_question,
+    read_relevant,
+    read_yes_or_no,
     reference_question,
     relevance_question,
     supported_question,
 )
-from webrl.judge.screenshots import newest, spread, without_repeats
 from webrl.judge.verdict import Criterion, Evidence, Verdict
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class Judge:
-    """Judges episodes. Used as `async with Judge(config) as judge:`."""
+    """Judges episodes. Made inside of a running event loop, and ended by `aclose`.
 
-    def __init__(
-        self,
-        config: JudgeConfig,
-        *,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
-        retry: RetryPolicy | None = None,
-    ) -> None:
-        """Prepare the judge; nothing is asked yet. The arguments are those of `ChatClient`.
+    Args:
+        config: Where the model is, and the limits.
+        client: Asks it; one made from the configuration when None.
 
-        Raises:
-            JudgeError: the environment lacks the key.
-        """
+    Raises:
+        JudgeError: The environment lacks the key.
+    """
+
+    def __init__(self, config: JudgeSection, *, client: ChatClient | None = None) -> None:
         self._config = config
-        self.client = ChatClient(config, clock=clock, rng=rng, retry=retry)
-        """Asks the server; counts what it asked."""
+        self._client = client or ChatClient(config)
 
-    async def __aenter__(self) -> Judge:
-        """Open the connections."""
-        await self.client.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def aclose(self) -> None:
         """Close the connections."""
-        await self.client.__aexit__(exc_type, exc, traceback)
+        await self._client.aclose()
 
     async def judge(self, evidence: Evidence) -> Verdict:
         """Return the verdict on an episode.
 
         Raises:
-            JudgeError: there is none: the server failed, was late, or answered out of form.
+            JudgeError: There is none: the server failed, was late, or answered out of form.
         """
         try:
             async with asyncio.timeout(self._config.deadline_s):
@@ -130,10 +113,10 @@ class Judge:
         return newest(distinct, relevant, most)
 
     async def _relevant(self, evidence: Evidence, part: list[str]) -> tuple[int, ...]:
-        return await self.client.ask(relevance_question(evidence, part), read_relevant(len(part)))
+        return await self._client.ask(relevance_question(evidence, part), read_relevant(len(part)))
 
     async def _ask(self, question: Question) -> YesOrNo:
-        return await self.client.ask(question, read_yes_or_no)
+        return await self._client.ask(question, read_yes_or_no)
 
 
 def _first(group: BaseExceptionGroup[JudgeError]) -> JudgeError:
@@ -143,3 +126,25 @@ def _first(group: BaseExceptionGroup[JudgeError]) -> JudgeError:
         error = error.exceptions[0]
     assert isinstance(error, JudgeError)
     return error
+
+
+def without_repeats(screenshots: Sequence[str]) -> list[str]:
+    """Return the screenshots that differ from the one before."""
+    return [image for image, _ in itertools.groupby(screenshots)]
+
+
+def spread(screenshots: Sequence[str], count: int) -> list[str]:
+    """Return at most `count` screenshots, evenly spread, the last included."""
+    if len(screenshots) <= count:
+        return list(screenshots)
+    if count == 1:
+        return [screenshots[-1]]
+    last = len(screenshots) - 1
+    return [screenshots[round(i * last / (count - 1))] for i in range(count)]
+
+
+def newest(screenshots: Sequence[str], relevant: Collection[int], count: int) -> list[str]:
+    """Return at most `count` screenshots: the last one and the newest relevant ones."""
+    last = len(screenshots) - 1
+    chosen = sorted({index for index in relevant if index < last} | {last})
+    return [screenshots[index] for index in chosen[-count:]]

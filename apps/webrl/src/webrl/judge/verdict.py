@@ -17,7 +17,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     actions: tuple[str, ...]
     """Every action in order, the answer not included."""
     answer: str | None
-    """What was answered; `None` when the episode ended without an answer."""
+    """What was answered; None when the episode ended without an answer."""
     screenshots: tuple[str, ...]
     """Every screenshot in order, as `data:` addresses."""
 
@@ -43,12 +43,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_success(self) -> bool:
-        """Return whether every criterion holds; never without an answer."""
+        """Whether every criterion holds; never without an answer."""
         return bool(self.criteria) and all(criterion.is_met for criterion in self.criteria)
 
     @property
     def score(self) -> float:
-        """Return the share of criteria that hold, 0 to 1."""
+        """The share of criteria that hold, 0 to 1."""
         if not self.criteria:
             return 0.0
         return sum(criterion.is_met for criterion in self.criteria) / len(self.criteria)

@@ -19,7 +19,6 @@ from webrl.browser import BrowserConfig, Deadlines
 from webrl.cluster.network import LOCAL, Reach
 from webrl.cluster.placement import RoleSpec
 from webrl.config import TaskSection, WebRLConfig
-from webrl.judge import JudgeConfig
 from webrl.policy import PolicyProcessor
 from webrl.rollout.worker import WorkerSpec
 from webrl.rollout.workflow_config import WorkflowConfig
@@ -149,26 +148,6 @@ def task_draw(config: WebRLConfig) -> list[Task]:
     ]
 
 
-def judge_config(config: WebRLConfig) -> JudgeConfig | None:
-    """Return who judges, or None when there is no judge."""
-    section = config.judge
-    if section.url is None or section.model is None:
-        return None
-    return JudgeConfig(
-        url=section.url,
-        model=section.model,
-        api_key_env=section.api_key_env,
-        deadline_s=section.deadline_s,
-        request_timeout_s=section.request_timeout_s,
-        max_retries=section.max_retries,
-        max_concurrent=section.max_concurrent,
-        max_screenshots=section.max_screenshots,
-        max_answer_tokens=section.max_answer_tokens,
-        token_limit_field=section.token_limit_field,
-        temperature=section.temperature,
-    )
-
-
 def worker_spec(
     config: WebRLConfig,
     servers: ServerSpec,
@@ -217,7 +196,7 @@ def worker_spec(
             page_latency_s=env.page_latency_s,
             page_latency_cv=env.page_latency_cv,
         ),
-        judge=judge_config(config),
+        judge=None if config.judge.url is None else config.judge,
         episode_timeout_s=env.episode_timeout_s,
         max_attempts=config.rollout.max_attempts,
         is_synchronous=is_synchronous,

@@ -18,7 +18,7 @@ from awrl_rollout import (
 )
 
 from webrl.browser import BrowserFault
-from webrl.judge import JudgeError
+from webrl.errors import JudgeError
 
 BROWSER_FAULTS: Mapping[str, FaultKind] = {
     "browser_lost": FaultKind.BROWSER_LOST,

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from awrl_rollout import EpisodeFaultError, FaultKind
 
-from webrl.judge import Evidence, Judge, JudgeError, Verdict
+from webrl.errors import JudgeError
+from webrl.judge import Evidence, Judge, Verdict
 from webrl.rollout.trajectory import Step
 from webrl.tasks import Rubric, Task
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
 import ray
@@ -39,7 +39,8 @@ from webrl.browser import BrowserConfig, BrowserPool
 from webrl.cluster.network import LOCAL, Reach
 from webrl.cluster.unwrapped_group import task_scope
 from webrl.cluster.worker_log import open_worker_log
-from webrl.judge import Judge, JudgeConfig
+from webrl.config import JudgeSection
+from webrl.judge import Judge
 from webrl.policy import PolicyProcessor
 from webrl.rollout.workflow import WebTaskWorkflow
 from webrl.rollout.workflow_config import WorkflowConfig
@@ -76,7 +77,7 @@ class WorkerSpec:
     """How browsers are run; its ``num_slots`` is the worker's."""
     workflow: WorkflowConfig
     """How the policy is asked."""
-    judge: JudgeConfig | None
+    judge: JudgeSection | None
     """Who judges the episodes of tasks with a rubric; None when there are none."""
     episode_timeout_s: float
     """Deadline of one run of an episode, in seconds."""
@@ -135,7 +136,7 @@ class RolloutWorker:
         spec = self._spec
         judge = None
         if spec.judge is not None:
-            judge = await self._stack.enter_async_context(Judge(spec.judge))
+            judge = await self._stack.enter_async_context(aclosing(Judge(spec.judge)))
         pool = await self._stack.enter_async_context(BrowserPool(spec.browser))
         notifier = None
         if self._callback is not None:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from webrl.judge.answer import (
-    MalformedAnswerError,
-    YesOrNo,
-    read_relevant,
-    read_yes_or_no,
-)
+from webrl.judge.chat import MalformedAnswerError
+from webrl.judge.questions import YesOrNo, read_relevant, read_yes_or_no
 
 FORM = '{"reason": "seen", "verdict": true}'
 
