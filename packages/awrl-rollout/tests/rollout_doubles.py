@@ -69,6 +69,7 @@ class ScriptedWorker:
         delivered: Every record that was ever made takable.
         calls: Names of the methods that were called, in order.
         hang: Methods that never return from now on.
+        cancels: Methods that raise a CancelledError of their own from now on.
         is_silent: True: completions are not told, only polling finds them.
     """
 
@@ -78,6 +79,7 @@ class ScriptedWorker:
         self.delivered: list[EpisodeRecord] = []
         self.calls: list[str] = []
         self.hang: set[str] = set()
+        self.cancels: set[str] = set()
         self.is_silent = False
         self.most_running = 0
         self._name = name
@@ -196,5 +198,7 @@ class ScriptedWorker:
         self.calls.append(call)
         if call in self.hang:
             await asyncio.get_running_loop().create_future()
+        if call in self.cancels:
+            raise asyncio.CancelledError
         if self._error is not None:
             raise self._error

@@ -131,3 +131,7 @@ class WorkerWithoutSubscription:
         self.pause = inner.pause
         self.resume = inner.resume
         self.statistics = inner.statistics
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    assert CallbackServer(print, host="::1", port=80).url.startswith("http://[::1]:80/")

@@ -8,6 +8,7 @@ from awrl_rollout import (
     BatchTimeoutError,
     ControllerConfig,
     EpisodeRecord,
+    EpisodeRequest,
     Outcome,
     RolloutController,
     RolloutError,
@@ -376,3 +377,151 @@ def test_overrun_wait_takes_the_old_group_into_this_batch() -> None:
         assert [item.group_id for item in batch] == ["g0", "g3"]
 
     rig.run(body)
+
+
+@pytest.mark.parametrize("method", ["take_finished", "submit"])
+def test_a_worker_that_raises_cancelled_error_of_its_own_is_dead(method: str) -> None:
+    rig = Rig(source=endless_groups(2))
+    rig.workers[0].cancels.add(method)
+
+    async def body() -> None:
+        await rig.clock.sleep(300.0)
+        assert rig.lost == ["w0"]
+
+    rig.run(body)
+
+
+def malformed(group_id: str) -> list[EpisodeRequest]:
+    return [EpisodeRequest(episode_id=f"{group_id}/{i}", group_id=group_id) for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        pytest.param([*make_group("x", 2), *malformed("h")], "distinct members", id="malformed"),
+        pytest.param(make_group("open", 2), "must be new", id="group that is open"),
+        pytest.param(make_group("line", 2), "must be new", id="group in line"),
+        pytest.param(
+            [EpisodeRequest(episode_id="x", group_id="y", member=i) for i in range(2)],
+            "must be new",
+            id="one episode id twice",
+        ),
+        pytest.param(
+            [EpisodeRequest(episode_id="open/0", group_id="other")],
+            "must be new",
+            id="live episode",
+        ),
+        pytest.param(make_group("big", 9), "9", id="group above the whole budget"),
+    ],
+)
+def test_a_submit_that_cannot_run_is_refused_and_accepts_nothing(
+    requests: list[EpisodeRequest], message: str
+) -> None:
+    rig = Rig(batch=2)
+
+    async def body() -> None:
+        rig.controller.submit([*make_group("open", 2), *make_group("line", 2)])
+        await settle()
+        with pytest.raises(ValueError, match=message):
+            rig.controller.submit(requests)
+        await rig.clock.sleep(5.0)
+        assert rig.running() == ["open/0", "open/1"]
+
+    rig.run(body)
+
+
+def test_a_worker_that_joins_while_generation_is_paused_is_paused() -> None:
+    rig = Rig()
+
+    async def body() -> None:
+        await rig.controller.pause_generation()
+        worker = ScriptedWorker("late")
+        rig.controller.add_worker(worker)
+        await settle()
+        assert worker.calls == ["pause"]
+        await rig.controller.resume_generation()
+        assert worker.calls == ["pause", "resume"]
+
+    rig.run(body)
+
+
+def test_a_starved_trainer_hears_what_the_last_worker_died_of() -> None:
+    rig = Rig(source=endless_groups(1))
+
+    async def body() -> None:
+        rig.workers[0].die(RuntimeError("out of shared memory"))
+        with pytest.raises(StarvedError, match="'w0' died of RuntimeError: out of shared memory"):
+            await rig.controller.prepare_batch(4)
+
+    rig.run(body)
+
+
+def test_a_trainer_in_a_task_of_its_own_hears_what_ended_the_loops() -> None:
+    def broken(records: Sequence[EpisodeRecord]) -> str | None:
+        raise ZeroDivisionError("hook")
+
+    rig, heard = Rig(source=endless_groups(1), accept=broken), list[RolloutError]()
+
+    async def train() -> None:
+        with pytest.raises(RolloutError, match="ended with ZeroDivisionError") as caught:
+            await rig.controller.prepare_batch(4)
+        heard.append(caught.value)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group, rig.controller:
+            group.create_task(train())
+            await settle()
+            rig.workers[0].succeed("g0/0")
+            await rig.clock.sleep(1000.0)
+
+    with pytest.raises(ExceptionGroup):
+        rig.clock.run(main())
+    assert isinstance(heard[0].__cause__, ZeroDivisionError)
+
+
+def test_two_cancellations_leave_neither_loop_nor_listener_behind() -> None:
+    rig = Rig(source=endless_groups(2))
+
+    async def own() -> None:
+        async with rig.controller:
+            await rig.clock.sleep(1000.0)
+
+    async def main() -> None:
+        num_tasks = len(asyncio.all_tasks())
+        async with asyncio.TaskGroup() as group:
+            owner = group.create_task(own())
+            await settle()
+            rig.workers[0].hang.add("cancel")
+            owner.cancel()
+            await settle()
+            owner.cancel()
+        assert len(asyncio.all_tasks()) == num_tasks
+        rig.manager.try_admit("x")  # an ending tells every listener
+        rig.manager.finish("x")
+
+    rig.clock.run(main())
+    seen = rig.manager.statistics()
+    assert (seen.num_running, seen.num_reserved) == (0, 0)
+
+
+def test_a_hook_that_raises_while_closing_is_told_and_everything_else_is_closed() -> None:
+    def again(group_id: str, reason: str) -> None:
+        controller.submit(make_group(f"{group_id}-again", 2))
+
+    clock, worker = VirtualClock(), ScriptedWorker(num_slots=8)
+    manager = StalenessManager(
+        StalenessConfig(max_concurrent=8, consumer_batch_size=4, max_off_policyness=1)
+    )
+    controller = RolloutController(
+        [worker], manager, source=endless_groups(2), on_group_dropped=again, clock=clock
+    )
+
+    async def main() -> None:
+        with pytest.raises(RolloutError, match="a closed one"):
+            async with controller:
+                await settle()
+        assert len(asyncio.all_tasks()) == 1
+
+    clock.run(main())
+    seen = manager.statistics()
+    assert (seen.num_running, seen.num_reserved, seen.num_enqueued) == (0, 0, 0)

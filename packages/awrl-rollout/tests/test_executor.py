@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import pickle
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from awrl_rollout import (
@@ -16,9 +19,11 @@ from awrl_rollout import (
     Outcome,
     RetryPolicy,
     RolloutError,
+    ServerUnavailableError,
     VirtualClock,
     WorkflowExecutor,
 )
+from awrl_rollout.executor import Workflow
 from awrl_rollout.testing import settle
 
 
@@ -265,3 +270,191 @@ def test_statistics_show_what_each_busy_slot_does() -> None:
 
     clock = VirtualClock()
     clock.run(main())
+
+
+# -- what user code may not break
+
+
+async def run_both(
+    executor: WorkflowExecutor, *, bad: str = "bad", good: str = "good"
+) -> list[EpisodeRecord]:
+    return await executor.rollout_batch(requests(bad, good), timeout_s=30.0)
+
+
+class _UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def raising(error: type[BaseException]) -> Workflow:
+    async def workflow(item: EpisodeRequest, context: EpisodeContext) -> EpisodeResult | None:
+        await context.clock.sleep(1.0)
+        if item.episode_id == "bad":
+            raise error
+        return EpisodeResult(is_success=True)
+
+    return workflow
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, _UnprintableError])
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_an_odd_error_of_a_workflow_costs_one_episode_and_no_slot(
+    error: type[BaseException], num_slots: int
+) -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        async with WorkflowExecutor(raising(error), num_slots=num_slots, clock=clock) as executor:
+            bad, good = await run_both(executor)
+            assert bad.fault is not None
+            assert bad.fault.kind is FaultKind.WORKFLOW_ERROR
+            assert good.outcome is Outcome.SUCCESS
+
+    clock.run(main())
+
+
+def test_an_answer_of_a_wrong_type_costs_one_episode() -> None:
+    clock = VirtualClock()
+
+    async def workflow(item: EpisodeRequest, context: EpisodeContext) -> EpisodeResult | None:
+        answer: Any = True
+        return answer if item.episode_id == "bad" else EpisodeResult(is_success=True)
+
+    async def main() -> None:
+        async with WorkflowExecutor(workflow, num_slots=1, clock=clock) as executor:
+            bad, good = await run_both(executor)
+            assert bad.fault is not None
+            assert "must return an EpisodeResult or None, got bool" in bad.fault.message
+            assert good.outcome is Outcome.SUCCESS
+
+    clock.run(main())
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "kind"), [(None, FaultKind.CANCELLED), (5.0, FaultKind.TIMEOUT)]
+)
+def test_a_clean_up_that_fails_hides_neither_a_cancellation_nor_a_deadline(
+    deadline_s: float | None, kind: FaultKind
+) -> None:
+    clock, runs = VirtualClock(), list[float]()
+
+    async def workflow(item: EpisodeRequest, context: EpisodeContext) -> EpisodeResult | None:
+        runs.append(clock.time())
+        try:
+            await context.clock.sleep(1000.0)
+        finally:
+            raise RuntimeError("page.close: target closed")
+
+    async def main() -> None:
+        retry = RetryPolicy(max_retries=2)
+        async with WorkflowExecutor(
+            workflow, num_slots=1, deadline_s=deadline_s, retry=retry, clock=clock
+        ) as executor:
+            executor.submit(requests("a"))
+            await clock.sleep(4.0)
+            if deadline_s is None:
+                executor.cancel(["a"])
+            (record,) = await executor.wait(["a"])
+            assert record.fault is not None
+            assert (record.fault.kind, record.num_attempts) == (kind, 1)
+
+    clock.run(main())
+    assert runs == [0.0]
+    assert clock.time() < 6.0
+
+
+def test_a_server_that_gives_no_answer_is_a_fault_of_generation() -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        workflow = raising(ServerUnavailableError)
+        async with WorkflowExecutor(workflow, num_slots=1, clock=clock) as executor:
+            bad, _ = await run_both(executor)
+            assert bad.fault is not None
+            assert bad.fault.kind is FaultKind.GENERATION_ERROR
+
+    clock.run(main())
+
+
+def test_a_hook_that_raises_cancelled_error_is_told_of_the_next_record_too() -> None:
+    clock, told = VirtualClock(), list[str]()
+
+    async def hook(records: Sequence[EpisodeRecord]) -> None:
+        told.extend(record.episode_id for record in records)
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        async with WorkflowExecutor(
+            by_payload, num_slots=1, on_finished=hook, clock=clock
+        ) as executor:
+            for name in "ab":
+                await executor.rollout_batch([request(name)])
+                await settle()
+
+    clock.run(main())
+    assert told == ["a", "b"]
+
+
+def test_a_close_that_was_interrupted_is_finished_by_whoever_serves() -> None:
+    clock = VirtualClock()
+
+    async def workflow(item: EpisodeRequest, context: EpisodeContext) -> EpisodeResult | None:
+        try:
+            await context.clock.sleep(1000.0)
+        finally:
+            await context.clock.sleep(5.0)
+        return None
+
+    async def main() -> None:
+        executor = WorkflowExecutor(workflow, num_slots=1, clock=clock)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(executor.serve())
+            await settle()
+            executor.submit(requests("a"))
+            await clock.sleep(1.0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await executor.aclose()
+            await executor.aclose()
+
+    clock.run(main())
+    assert clock.time() < 10.0
+
+
+def test_an_id_that_is_used_again_runs_its_new_request() -> None:
+    clock = VirtualClock()
+
+    async def workflow(item: EpisodeRequest, context: EpisodeContext) -> EpisodeResult | None:
+        return EpisodeResult(is_success=True, payload=item.payload)
+
+    async def main() -> None:
+        async with WorkflowExecutor(workflow, num_slots=1, clock=clock) as executor:
+            executor.pause_admission()
+            executor.submit([request("a", "first")])
+            executor.cancel(["a"])
+            executor.take_finished()
+            executor.submit([request("a", "second")])
+            executor.resume_admission()
+            (record,) = await executor.wait(["a"], timeout_s=9.0)
+            assert record.payload == "second"
+
+    clock.run(main())
+
+
+def test_a_record_taken_under_a_waiter_is_said_to_be_gone() -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        async with WorkflowExecutor(by_payload, num_slots=1, clock=clock) as executor:
+            executor.submit(requests("a"))
+            executor.subscribe(lambda: executor.take_finished().clear())
+            with pytest.raises(LookupError, match="taken by take_finished meanwhile"):
+                await executor.wait(["a"], timeout_s=1000.0)
+
+    clock.run(main())
+
+
+def test_a_typed_fault_survives_pickling() -> None:
+    error = EpisodeFaultError(FaultKind.BROWSER_LOST, "gone", boundary="browser")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.kind, again.boundary, str(again)) == (error.kind, "browser", "gone")

@@ -204,3 +204,30 @@ def test_the_reason_of_a_refusal_is_found_in_each_of_sglang_s_forms(body: str, t
 def test_a_bucket_of_unequal_lists_is_refused() -> None:
     with pytest.raises(ValueError, match="must have one length > 0, got 2, 1 and 2"):
         WeightBucket(names=["a", "b"], dtypes=["float32"], shapes=[[1], [2]])
+
+
+@pytest.mark.parametrize("logprobs", [[], [[-1.0, 1, None], [-1.0, 2, None]]])
+def test_an_ended_answer_without_all_its_logprobs_is_no_answer(logprobs: list[Any]) -> None:
+    with pytest.raises(ServerUnavailableError, match="each of 3 tokens must have a log-prob"):
+        decoded(answer(output_token_logprobs=logprobs, completion_tokens=3))
+
+
+def test_a_cut_answer_keeps_the_tokens_that_have_logprobs() -> None:
+    cut = decoded(
+        answer(
+            output_token_logprobs=[[-1.0, 7, None]],
+            completion_tokens=2,
+            finish_reason={"type": "abort"},
+        )
+    )
+    assert (cut.output_ids, cut.stop_reason) == ((7,), "abort")
+
+
+def test_a_list_of_versions_that_is_too_short_is_no_answer() -> None:
+    with pytest.raises(ServerUnavailableError, match="2 tokens must have a version, got 1"):
+        decoded(
+            answer(
+                output_token_logprobs=[[-1.0, 1, None], [-1.0, 2, None]],
+                output_token_weight_versions=["3"],
+            )
+        )

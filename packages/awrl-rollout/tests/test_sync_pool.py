@@ -1,7 +1,16 @@
 """The synchronous baseline, in virtual time."""
 
+import asyncio
+
 import pytest
-from awrl_rollout import EpisodeResult, Outcome, SyncPool, VirtualClock
+from awrl_rollout import (
+    EpisodeContext,
+    EpisodeRequest,
+    EpisodeResult,
+    Outcome,
+    SyncPool,
+    VirtualClock,
+)
 from awrl_rollout.testing import make_group, scripted_workflow
 
 
@@ -55,3 +64,16 @@ def test_a_longer_round_reuses_slots_and_a_failed_episode_is_a_record() -> None:
 def test_a_pool_without_slots_is_refused() -> None:
     with pytest.raises(ValueError, match="num_slots must be at least 1, got 0"):
         SyncPool(scripted_workflow(), num_slots=0)
+
+
+def test_a_cancelled_error_of_a_workflow_costs_one_episode_of_a_round() -> None:
+    clock = VirtualClock()
+
+    async def workflow(item: EpisodeRequest, context: EpisodeContext) -> EpisodeResult | None:
+        if item.member == 0:
+            raise asyncio.CancelledError
+        return EpisodeResult(is_success=True)
+
+    pool = SyncPool(workflow, num_slots=1, clock=clock)
+    records = clock.run(pool.run_round(make_group("g", 2)))
+    assert [record.outcome for record in records] == [Outcome.FAULT, Outcome.SUCCESS]
