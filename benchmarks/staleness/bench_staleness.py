@@ -1,7 +1,7 @@
 """Cost of the staleness manager: admit/finish pairs a second, and its independence of the flight.
 
 Run: `pytest benchmarks/staleness/bench_staleness.py -o python_files='bench_*.py'
---benchmark-json=F`. Every round handles whole batches, so consume and publish are in the figure.
+--benchmark-json=F`. Every round handles whole batches, so consume and advance are in the figure.
 """
 
 import statistics
@@ -33,7 +33,7 @@ class Run:
         self.ids = [[f"{batch}-{index}" for index in range(BATCH)] for batch in range(NUM_BATCHES)]
 
     def pairs(self) -> None:
-        """Admit and finish every id; each batch is consumed and published."""
+        """Admit and finish every id; each batch is consumed and the version advances."""
         manager = self.manager
         started_s = time.process_time()
         for ids in self.ids:

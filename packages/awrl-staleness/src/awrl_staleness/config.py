@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from awrl_staleness.errors import ConfigError
+from awrl_staleness.errors import StalenessError
 
 
 class StalenessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many episodes may run, and how far behind they may fall.
 
     Raises:
-        ConfigError: A number is out of its range.
+        StalenessError: A number is not whole, or out of its range.
     """
 
     max_concurrent: int
@@ -23,19 +23,17 @@ class StalenessConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every number against its rule."""
-        for name, value, low in (
-            ("max_concurrent", self.max_concurrent, 1),
-            ("consumer_batch_size", self.consumer_batch_size, 1),
-            ("max_off_policyness", self.max_off_policyness, 0),
+        for name, value, low, remedy in (
+            ("max_concurrent", self.max_concurrent, 1, "Count in episodes, not groups."),
+            ("consumer_batch_size", self.consumer_batch_size, 1, "Count in episodes, not groups."),
+            ("max_off_policyness", self.max_off_policyness, 0, "Use 0 for synchronous RL."),
         ):
+            if type(value) is not int:
+                raise StalenessError(f"{name} must be a whole number, got {value!r}. {remedy}")
             if value < low:
-                raise ConfigError(
-                    f"{name} must be at least {low}, got {value}. Count in episodes, not groups."
-                    if low
-                    else f"{name} must be at least 0, got {value}. Use 0 for synchronous RL."
-                )
+                raise StalenessError(f"{name} must be at least {low}, got {value}. {remedy}")
 
     @property
     def budget(self) -> int:
-        """Episodes that may be unsettled at once, `(eta + 1) * B`."""
+        """Episodes that may be admitted and not released at once, `(eta + 1) * B`."""
         return (self.max_off_policyness + 1) * self.consumer_batch_size

@@ -1,11 +1,30 @@
-"""What a manager reports: counts now, totals so far, ages, and what was wasted and why."""
+"""What a manager answers: capacity now; counts, ages, and what was wasted and why."""
 
 from __future__ import annotations
 
 import msgspec
 
-from awrl_staleness.capacity import Capacity
-from awrl_staleness.ledger import Ledger
+CONCURRENCY = "concurrency"
+"""Name of the bound by slots."""
+
+STALENESS = "staleness"
+"""Name of the bound by the budget of `(eta + 1) * B` episodes."""
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """How many more episodes may start now, and which bound says so."""
+
+    value: int
+    """Episodes that may start now, never negative."""
+    binding: str
+    """Name of the smallest bound; on a tie the first of concurrency, staleness, extra bounds."""
+    bounds: dict[str, int]
+    """Every bound by name; an extra one may be negative."""
+
+    def describe(self) -> str:
+        """Return one sentence that names the binding bound."""
+        listed = ", ".join(f"{name} {room}" for name, room in self.bounds.items())
+        return f"{self.value} more episodes may start; {self.binding} binds ({listed})"
 
 
 class StalenessStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,27 +41,24 @@ class StalenessStatistics(msgspec.Struct, frozen=True, kw_only=True):
     num_queued: int
     """Finished, not consumed."""
     num_training: int
-    """Consumed, their batch not settled."""
+    """Consumed, the budget of their batch not released."""
     num_trained: int
-    """Consumed so far, their batch settled."""
+    """Consumed so far, the budget of their batch released."""
     num_submitted: int
-    """Enqueued so far; the sum of all the other counts."""
+    """Enqueued so far: enqueued, running, accepted, rejected, faulted and expired ones."""
     num_rejected: int
     num_faulted: int
     num_expired: int
     finished: int
     """Delivered so far, consumed and discarded ones included: a term of the capacity formula."""
     released: int
-    """Episodes whose budget was released so far: a term of the capacity formula."""
-    num_advances: int
-    num_skips: int
-    """Batches settled without a new version."""
+    """Delivered ones whose budget was released so far: a term of the capacity formula."""
     off_policyness: dict[int, int]
     """Histogram at consumption: versions behind -> episodes."""
     in_flight_age: dict[int, int]
-    """Histogram at consumption or expiry: version at the end minus oldest version."""
+    """Histogram at consumption or loss: version at the end minus oldest version."""
     in_queue_age: dict[int, int]
-    """Histogram at consumption or expiry: version now minus version at the end."""
+    """Histogram at consumption or loss: version now minus version at the end."""
     wasted_by_reason: dict[str, int]
     """Episodes that ran and were not trained on, by `rejected: ...`, `faulted: ...`, `expired`."""
     wasted_by_label: dict[str, int]
@@ -72,32 +88,3 @@ class StalenessStatistics(msgspec.Struct, frozen=True, kw_only=True):
             "staleness/off_policyness_max_versions": float(max(self.off_policyness, default=0)),
             "staleness/wasted_episodes": float(sum(self.wasted_by_reason.values())),
         }
-
-
-def take_statistics(ledger: Ledger, capacity: Capacity) -> StalenessStatistics:
-    """Return a frozen picture of a ledger."""
-    tally = ledger.tally
-    num_training = ledger.num_training
-    return StalenessStatistics(
-        version=ledger.version,
-        capacity=capacity,
-        num_enqueued=ledger.num_enqueued,
-        num_running=ledger.num_running,
-        num_reserved=ledger.num_reserved,
-        num_queued=ledger.finished - ledger.released - num_training,
-        num_training=num_training,
-        num_trained=tally.num_trained,
-        num_submitted=tally.num_submitted,
-        num_rejected=tally.num_rejected,
-        num_faulted=tally.num_faulted,
-        num_expired=tally.num_expired,
-        finished=ledger.finished,
-        released=ledger.released,
-        num_advances=tally.num_advances,
-        num_skips=tally.num_skips,
-        off_policyness=dict(tally.off_policyness),
-        in_flight_age=dict(tally.in_flight_age),
-        in_queue_age=dict(tally.in_queue_age),
-        wasted_by_reason=dict(tally.wasted_by_reason),
-        wasted_by_label=dict(tally.wasted_by_label),
-    )

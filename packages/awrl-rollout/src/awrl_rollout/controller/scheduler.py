@@ -70,7 +70,7 @@ class Scheduler:
             used = [
                 item.episode_id
                 for item in group
-                if ids[item.episode_id] > 1 or self._manager.state(item.episode_id) is not None
+                if ids[item.episode_id] > 1 or self._manager.is_live(item.episode_id)
             ]
             if used or group_id in waiting or self._groups.is_open(group_id):
                 raise ValueError(
