@@ -30,7 +30,6 @@ EXTRAS = {
 """Modules or folders that need an extra, and what it brings."""
 OPEN_BELOW_ROOT = {
     "awrl_trainer.hf",
-    "awrl_trainer.hf_attention",
     "awrl_trainer.testing",
     "awrl_rollout.testing",
     "awrl_ppo_loss.testing",

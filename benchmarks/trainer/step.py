@@ -34,7 +34,7 @@ from awrl_trainer import (
     TrainRow,
     collate_model_inputs,
 )
-from awrl_trainer.hf_attention import use_packed_attention
+from awrl_trainer.hf import use_packed_attention
 from shapes import SHAPES, Inputs, config_of, make_row, useful_flops
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen3VLForConditionalGeneration
@@ -96,8 +96,8 @@ def actor_step(args: argparse.Namespace, model: Any, rows: list[TrainRow], input
             optimizer=OptimizerConfig(lr=1e-6),
             loss=LossConfig(masked_token_ids=(151655, 151656)),
             token_budget=args.tokens,
+            row_layout="packed" if args.variant == "actor_packed" else "padded",
             compute_dtype="bfloat16",
-            is_activation_checkpointed=True,
             checkpointed_block_share=0.5 if args.variant.endswith("_half") else 1.0,
             is_compiled="compiled" in args.variant,
         ),

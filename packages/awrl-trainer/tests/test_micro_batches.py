@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from awrl_trainer.micro_batches import MicroBatch, RowSize, plan_micro_batches
+from awrl_trainer.update_plan import MicroBatch, RowSize, plan_micro_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,8 +7,7 @@ import pytest
 from awrl_trainer import ActorConfig, Batch, FSDPActor, LossConfig, OptimizerConfig, TrainRow
 from awrl_trainer import collate_text as collate
 from awrl_trainer.testing import TinyImagePolicy, TinyPolicy
-from awrl_trainer.units import plan_units, unit_size
-from awrl_trainer.update_plan import plan_mini_batches
+from awrl_trainer.update_plan import plan_mini_batches, plan_ranks, plan_units, unit_size
 
 
 def config(**changes: object) -> ActorConfig:
@@ -89,6 +88,16 @@ def test_units_hold_equal_prefixes_up_to_the_budget() -> None:
     units = plan_units(rows, token_budget=25)
     assert units == [[0, 2, 4], [1], [3], [5], [6]]
     assert unit_size(rows, units[0]).num_tokens == 25
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_micro_batches"), [("shared_prefix", 1), ("packed", 2), ("padded", 3)]
+)
+def test_the_layout_says_what_fits_into_a_micro_batch(layout: str, num_micro_batches: int) -> None:
+    """Rows of 15, 11, 11 and 11 tokens of which 10 are shared: 18 together, 26 and 22, or 15, 22, 11."""
+    rows = [prefixed("a", 10, num_suffix) for num_suffix in (5, 1, 1, 1)]
+    plan = plan_ranks(rows, config(row_layout=layout, token_budget=26))[0]
+    assert len(plan) == num_micro_batches
 
 
 def test_sequence_mean_counts_rows_that_have_trainable_tokens(programs: ModuleType) -> None:

@@ -1,9 +1,16 @@
 """From the configuration to roles and server arguments."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
 from webrl.cluster.placement import check_feasible
 from webrl.cluster.ray_cluster import NodeResources
 from webrl.config import load_config
 from webrl.launch import component_configs
+from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
 
 ONE_GPU = NodeResources(node_id="a", address="a", num_cpus=16.0, num_gpus=1.0)
 
@@ -45,3 +52,38 @@ def test_the_program_of_the_servers_can_be_named_apart_from_the_layout() -> None
         component_configs.server_spec(load_config("laptop", []).config, "policy").backend
         == "embedded"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        (["actor.row_layout=packed"], "row_layout", "packed"),
+        (["actor.gradient_checkpointing=true"], "checkpointed_block_share", 1.0),
+        (
+            ["actor.gradient_checkpointing=true", "actor.checkpointed_block_share=0.5"],
+            "checkpointed_block_share",
+            0.5,
+        ),
+        (["actor.checkpointed_block_share=0.5"], "checkpointed_block_share", 0.0),
+        (["actor.compile_blocks=true"], "is_compiled", True),
+        (["actor.frozen_modules=['model.visual']"], "frozen_modules", ("model.visual",)),
+        (["actor.num_head_tokens=128"], "num_head_tokens", 128),
+        (["actor.publish_bucket_bytes=1024"], "publish_bucket_bytes", 1024),
+        (["actor.overlap_publish=false"], "is_publish_overlapped", False),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_what_makes_training_fast_is_a_key(
+    changes: list[str], field: str, value: object, tiny_processor: PolicyProcessor
+) -> None:
+    config = load_config("laptop", changes).config
+    servers = component_configs.server_spec(config, "policy")
+    actor: Any = component_configs.engine_spec(config, servers, tiny_processor).actor
+    assert getattr(actor, field) == value
+
+
+@pytest.fixture(scope="module")
+def tiny_processor(tmp_path_factory: pytest.TempPathFactory) -> PolicyProcessor:
+    folder: Path = tmp_path_factory.mktemp("policy")
+    init_policy(folder, InitPolicyConfig(warmup=WarmupConfig(num_updates=0)))
+    return PolicyProcessor.from_pretrained(folder)

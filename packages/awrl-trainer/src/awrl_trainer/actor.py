@@ -220,9 +220,7 @@ class FSDPActor:
             policy,
             self.mesh,
             compute_dtype=_DTYPES[self.config.compute_dtype],
-            checkpointed_share=self.config.checkpointed_block_share
-            if self.config.is_activation_checkpointed
-            else 0.0,
+            checkpointed_share=self.config.checkpointed_block_share,
             is_compiled=self.config.is_compiled,
         )
         if read_weight is not None:

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["ActorConfig", "LossConfig", "OptimizerConfig"]
-
 
 def _require(is_met: bool, name: str, rule: str, value: object, advice: str) -> None:
     if not is_met:
@@ -162,8 +160,9 @@ class ActorConfig:
     token_budget: int = 16384
     """Largest cost of one micro-batch, in tokens that the model computes."""
 
-    is_packed: bool = False
-    """Whether `collate` lays rows end to end; only changes how the budget is counted."""
+    row_layout: Literal["shared_prefix", "packed", "padded"] = "shared_prefix"
+    """How `collate` lays rows out, which says what a micro-batch costs: rows of one `prefix_id` in a
+    line, the prefix once (and other rows in a line each, padded); all rows end to end; or padded."""
 
     num_mini_batches: int = 1
     """Optimizer steps of one pass over the rows."""
@@ -174,11 +173,9 @@ class ActorConfig:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
 
-    is_activation_checkpointed: bool = False
-    """Recompute each block's activations in the backward pass instead of keeping them."""
-
-    checkpointed_block_share: float = 1.0
-    """Share of the blocks that activation checkpointing recomputes, spread evenly; memory for time."""
+    checkpointed_block_share: float = 0.0
+    """Share of the blocks whose activations are computed again in the backward pass instead of kept,
+    spread evenly over the model: time for memory."""
 
     is_compiled: bool = False
     """Compile each block with `torch.compile`; pays on a GPU after the first few batches."""
@@ -211,7 +208,7 @@ class ActorConfig:
             "checkpointed_block_share",
             "in [0, 1]",
             self.checkpointed_block_share,
-            "1 recomputes every block.",
+            "1 recomputes every block, 0 none.",
         )
         _require(
             self.compute_dtype in ("float32", "bfloat16"),
@@ -219,4 +216,12 @@ class ActorConfig:
             "'float32' or 'bfloat16'",
             self.compute_dtype,
             "Use bfloat16 on a GPU.",
+        )
+        layouts = ("shared_prefix", "packed", "padded")
+        _require(
+            self.row_layout in layouts,
+            "row_layout",
+            f"one of {layouts}",
+            self.row_layout,
+            "It must be the one that collate makes.",
         )

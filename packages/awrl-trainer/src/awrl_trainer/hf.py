@@ -24,10 +24,9 @@ from transformers import (
 from awrl_trainer.actor import FSDPActor
 from awrl_trainer.config import ActorConfig
 from awrl_trainer.errors import CheckpointError
+from awrl_trainer.hf_attention import use_packed_attention as use_packed_attention
 from awrl_trainer.materialize import parameters_on_meta
 from awrl_trainer.rows import Collate
-
-__all__ = ["build_model", "checkpoint_index", "checkpoint_reader", "load_actor"]
 
 
 def build_model(config: PreTrainedConfig) -> nn.Module:
@@ -52,18 +51,17 @@ def load_actor(
     mesh: DeviceMesh | None = None,
     device: torch.device | str | None = None,
     version: int = 0,
-    attn_implementation: str | None = None,
 ) -> FSDPActor:
     """Build a sharded actor from a local checkpoint; called on all ranks.
 
     Args:
         path: Directory with a config and safetensors files.
-        config: Optimizer, loss and batching. With a KL term the reference is the checkpoint itself.
+        config: With a KL term the reference is the checkpoint itself; with `row_layout = "packed"` the
+            text model attends row by row.
         collate: Turns rows into a batch.
         mesh: One-dimensional mesh of the ranks; None takes all ranks.
         device: Where to compute; None takes the CPU.
         version: Version of the weights.
-        attn_implementation: Attention of transformers; None takes its default.
 
     Raises:
         CheckpointError: No such checkpoint, or a weight that it lacks.
@@ -74,8 +72,9 @@ def load_actor(
             f"path must be a directory with a config.json, got {str(path)!r}. Give a local copy."
         )
     model_config = AutoConfig.from_pretrained(path)
-    if attn_implementation is not None:
-        model_config._attn_implementation = attn_implementation  # pyright: ignore[reportPrivateUsage]
+    model_config._attn_implementation = "sdpa"  # pyright: ignore[reportPrivateUsage]
+    if config.row_layout == "packed":
+        use_packed_attention(model_config)
     reference: nn.Module | None = None
     with parameters_on_meta():
         model = build_model(model_config)
@@ -114,20 +113,6 @@ def checkpoint_reader(path: Path | str) -> Callable[[str], Tensor]:
             return opened.get_tensor(name)
 
     return read
-
-
-def checkpoint_index(path: Path | str) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of a checkpoint, without reading any.
-
-    Args:
-        path: Directory with safetensors files.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(set(_weight_files(Path(path)).values())):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - the handle is no mapping
-                shapes[name] = tuple(opened.get_slice(name).get_shape())
-    return shapes
 
 
 def _weight_files(path: Path) -> dict[str, Path]:

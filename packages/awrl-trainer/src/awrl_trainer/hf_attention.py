@@ -21,8 +21,6 @@ from transformers import AttentionInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-__all__ = ["PACKED_ATTENTION", "use_packed_attention"]
-
 PACKED_ATTENTION = "awrl_packed"
 """Name under which transformers knows this attention."""
 

@@ -32,13 +32,13 @@ from awrl_trainer.metrics import (
     off_policyness_metrics,
     sum_over_ranks,
 )
-from awrl_trainer.micro_batches import MicroBatch
 from awrl_trainer.micro_step import MicroTensors, prepare_micro_batch
 from awrl_trainer.optimizer import SteppedOptimizer, StepResult
 from awrl_trainer.policy_loss import micro_batch_loss
 from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.rows import Collate, TrainRow
 from awrl_trainer.update_plan import (
+    MicroBatch,
     MiniBatch,
     epoch_order,
     plan_mini_batches,

@@ -1,10 +1,17 @@
 """Which rank computes which rows, in which order: pure functions of the rows and the version.
 
+Rows that share a prefix form a unit; units are dealt to mini-batches, and the units of a mini-batch to
+micro-batches of bounded cost.
+
 Invariants:
 
-* Every rank computes the same plan alone; each row lies in one mini-batch of one rank.
+* Every rank computes the same plan alone, so no rank waits for another to learn how many steps there
+  are. Each row lies in one micro-batch of one rank, with full weight.
 * The order is a function of seed, version and epoch: it differs from update to update and from epoch
   to epoch, and a resumed run goes through the same one.
+* Rank r's k-th micro-batch is of the same kind (with or without images) as every other rank's k-th: a
+  sharded vision tower then gathers on all ranks or on none. Where a rank has no row left, a row of the
+  right kind stands in with weight zero.
 """
 
 from __future__ import annotations
@@ -16,11 +23,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from awrl_trainer.config import ActorConfig
-from awrl_trainer.micro_batches import MicroBatch, plan_micro_batches
 from awrl_trainer.rows import TrainRow
-from awrl_trainer.units import plan_units, unit_size
 
-__all__ = ["MiniBatch", "epoch_order", "plan_mini_batches", "plan_ranks", "rows_digest"]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSize:
+    """What planning needs to know of a row."""
+
+    num_tokens: int
+    """Tokens that the model computes."""
+
+    has_images: bool = False
+    """Whether the vision tower runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Rows that one rank computes in one forward pass."""
+
+    row_indices: tuple[int, ...]
+    """Indices into the rows that were planned."""
+
+    is_dummy: bool = False
+    """True when its rows only keep the ranks in step: their loss weighs zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +72,7 @@ def plan_mini_batches(
         num_ranks: Number of ranks.
     """
     rng = np.random.default_rng((config.seed, version))
-    units = plan_units(rows, token_budget=config.token_budget)
+    units = _units(rows, config)
     shuffled = rng.permutation(len(units))
     mini_batches: list[MiniBatch] = []
     for chosen in np.array_split(shuffled, config.num_mini_batches):
@@ -65,7 +90,7 @@ def plan_ranks(
     rows: Sequence[TrainRow], config: ActorConfig, *, num_ranks: int = 1
 ) -> list[list[MicroBatch]]:
     """Return each rank's micro-batches of one pass over all rows."""
-    return _plan_units(rows, plan_units(rows, token_budget=config.token_budget), config, num_ranks)
+    return _plan_units(rows, _units(rows, config), config, num_ranks)
 
 
 def epoch_order(count: int, version: int, epoch: int, *, seed: int) -> list[int]:
@@ -92,6 +117,12 @@ def rows_digest(rows: Sequence[TrainRow], version: int) -> bytes:
     return digest.digest()
 
 
+def _units(rows: Sequence[TrainRow], config: ActorConfig) -> list[list[int]]:
+    if config.row_layout == "shared_prefix":
+        return plan_units(rows, token_budget=config.token_budget)
+    return [[index] for index in range(len(rows))]
+
+
 def _plan_units(
     rows: Sequence[TrainRow], units: Sequence[Sequence[int]], config: ActorConfig, num_ranks: int
 ) -> list[list[MicroBatch]]:
@@ -99,7 +130,7 @@ def _plan_units(
         [unit_size(rows, unit) for unit in units],
         num_ranks=num_ranks,
         token_budget=config.token_budget,
-        is_packed=config.is_packed,
+        is_packed=config.row_layout == "packed",
     )
     return [
         [
@@ -118,3 +149,132 @@ def _denominator(rows: Sequence[TrainRow], config: ActorConfig) -> float:
     if config.loss.aggregation == "sequence_mean":
         return float(max(1, sum(count > 0 for count in counts)))
     return float(max(1, sum(counts)))
+
+
+def plan_units(rows: Sequence[TrainRow], *, token_budget: int) -> list[list[int]]:
+    """Put rows of one non-empty `prefix_id` together, as many as the budget holds.
+
+    Args:
+        rows: All rows.
+        token_budget: Largest cost of a unit, in tokens: its prefix once, and all suffixes.
+
+    Returns:
+        Indices of the rows of each unit, in the order of their first rows.
+    """
+    units: list[list[int]] = []
+    open_units: dict[str, tuple[list[int], int]] = {}
+    for index, row in enumerate(rows):
+        unit, cost = open_units.get(row.prefix_id, ([], 0))
+        if row.prefix_id and row.num_suffix_tokens and unit:
+            cost += row.num_suffix_tokens
+            if cost <= token_budget:
+                unit.append(index)
+                open_units[row.prefix_id] = (unit, cost)
+                continue
+        unit = [index]
+        units.append(unit)
+        if row.num_suffix_tokens:
+            open_units[row.prefix_id] = (unit, row.cost_tokens)
+    return units
+
+
+def unit_size(rows: Sequence[TrainRow], unit: Sequence[int]) -> RowSize:
+    """Return what a unit costs: the first row whole, and the suffixes of the others."""
+    first = rows[unit[0]]
+    others = sum(rows[index].num_suffix_tokens for index in unit[1:])
+    return RowSize(num_tokens=first.cost_tokens + others, has_images=first.has_images)
+
+
+def plan_micro_batches(
+    sizes: Sequence[RowSize],
+    *,
+    num_ranks: int,
+    token_budget: int,
+    is_packed: bool = False,
+) -> list[list[MicroBatch]]:
+    """Cut rows into micro-batches of bounded cost, the same count on every rank.
+
+    The cost of a micro-batch is the number of rows times the longest (padded), or the sum of the
+    lengths (packed). A row longer than the budget gets a micro-batch of its own.
+
+    Args:
+        sizes: Size of each row.
+        num_ranks: Number of ranks.
+        token_budget: Largest cost of a micro-batch, in tokens.
+        is_packed: Whether rows are laid end to end instead of padded.
+
+    Returns:
+        For each rank its micro-batches, in the order of execution.
+
+    Raises:
+        ValueError: `num_ranks` or `token_budget` below 1.
+    """
+    for name, value in (("num_ranks", num_ranks), ("token_budget", token_budget)):
+        if value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}. Give a positive number.")
+    plan: list[list[MicroBatch]] = [[] for _ in range(num_ranks)]
+    for has_images in (True, False):
+        kind = [i for i, size in enumerate(sizes) if size.has_images is has_images]
+        if not kind:
+            continue
+        per_rank = _balance([sizes[i].num_tokens for i in kind], num_ranks)
+        cuts = [
+            _cut([kind[i] for i in chosen], sizes, token_budget, is_packed) for chosen in per_rank
+        ]
+        count = max(len(cut) for cut in cuts)
+        stand_in = min(kind, key=lambda i: sizes[i].num_tokens)
+        for rank, cut in enumerate(cuts):
+            real = [MicroBatch(row_indices=tuple(rows)) for rows in cut]
+            dummy = MicroBatch(row_indices=(stand_in,), is_dummy=True)
+            plan[rank] += real + [dummy] * (count - len(real))
+    return plan
+
+
+def _balance(costs: Sequence[int], num_parts: int) -> list[list[int]]:
+    """Deal items to parts, the heaviest first, each to the lightest part so far.
+
+    Equal costs are dealt in turns, so that equal rows end in equal counts.
+    """
+    order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
+    loads = [0] * num_parts
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    for item in order:
+        lightest = min(range(num_parts), key=lambda p: (loads[p], len(parts[p]), p))
+        parts[lightest].append(item)
+        loads[lightest] += costs[item]
+    return parts
+
+
+def _cut(
+    indices: Sequence[int], sizes: Sequence[RowSize], budget: int, is_packed: bool
+) -> list[list[int]]:
+    """Cut one rank's rows, longest first, into runs whose cost stays within the budget.
+
+    Sorted rows pad least. The number of micro-batches is found greedily, then the same rows are
+    spread evenly over it, so that the last one is not a near-empty forward pass.
+    """
+    order = sorted(indices, key=lambda i: (-sizes[i].num_tokens, i))
+    greedy = _cut_greedily(order, sizes, budget, is_packed)
+    if not greedy:
+        return []
+    even_rows = -(-len(order) // len(greedy))
+    even = [order[start : start + even_rows] for start in range(0, len(order), even_rows)]
+    is_within = all(_cost(rows, sizes, is_packed) <= budget for rows in even)
+    return even if is_within and len(even) == len(greedy) else greedy
+
+
+def _cut_greedily(
+    order: Sequence[int], sizes: Sequence[RowSize], budget: int, is_packed: bool
+) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for index in order:
+        if runs and _cost([*runs[-1], index], sizes, is_packed) <= budget:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return runs
+
+
+def _cost(rows: Sequence[int], sizes: Sequence[RowSize], is_packed: bool) -> int:
+    lengths = [sizes[i].num_tokens for i in rows]
+    return sum(lengths) if is_packed else len(lengths) * max(lengths)

@@ -338,8 +338,22 @@ class ActorSection(Section):
     """Token budget of one micro-batch on one rank, image tokens included."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Compute precision; master weights stay float32."""
+    row_layout: Literal["shared_prefix", "packed", "padded"] = "shared_prefix"
+    """Rows in a micro-batch: equal prompts computed once, all rows end to end, or padded lines."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    checkpointed_block_share: Annotated[Share, "1 recomputes every block."] = 1.0
+    """Share of the blocks that `gradient_checkpointing` recomputes: less is faster and takes more."""
+    compile_blocks: bool = False
+    """Compile each block of the model; pays on a GPU after the first few batches."""
+    frozen_modules: tuple[str, ...] = ()
+    """Prefixes of parameter names that training leaves as they are, such as `model.visual`."""
+    num_head_tokens: Annotated[Count, "Typical value: 4096."] = 4096
+    """Trained tokens whose logits are in memory at one moment; more are computed in turns."""
+    publish_bucket_bytes: Annotated[Count, "Typical value: 1073741824."] = 1073741824
+    """Largest part of the weights that one broadcast carries; the trainer holds two in memory."""
+    overlap_publish: bool = True
+    """Gather the next part during a broadcast; false: one part in memory, and a longer pause."""
     num_threads: Annotated[Count, "Use 1 on a small machine."] = 1
     """Threads of one rank on a CPU."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)

@@ -255,7 +255,15 @@ def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProce
             num_epochs=actor.ppo_n_epochs,
             compute_dtype=actor.dtype,
             publish_dtype=actor.dtype,
-            is_activation_checkpointed=actor.gradient_checkpointing,
+            row_layout=actor.row_layout,
+            checkpointed_block_share=actor.checkpointed_block_share
+            if actor.gradient_checkpointing
+            else 0.0,
+            is_compiled=actor.compile_blocks,
+            frozen_modules=actor.frozen_modules,
+            num_head_tokens=actor.num_head_tokens,
+            publish_bucket_bytes=actor.publish_bucket_bytes,
+            is_publish_overlapped=actor.overlap_publish,
             seed=config.seed,
         ),
     )

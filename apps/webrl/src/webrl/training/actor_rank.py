@@ -2,6 +2,7 @@
 
 Invariants:
     * every rank gets the same calls in the same order; the actor runs one call at a time;
+    * no rank ever holds the whole policy: each reads its own shard of the checkpoint;
     * pixels are fetched from the PixelStore once per micro-batch, on the rank that needs them.
 """
 
@@ -27,11 +28,12 @@ from awrl_trainer import (
     WeightSender,
     open_store,
 )
+from awrl_trainer.hf import load_actor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from webrl.cluster.network import LOCAL, Reach
 from webrl.cluster.worker_log import open_worker_log
-from webrl.policy import PolicyProcessor, load_policy
+from webrl.policy import PolicyProcessor
 from webrl.training.rows import Collator
 
 ParamsT = ParamSpec("ParamsT")
@@ -108,10 +110,10 @@ class UpdateEngine:
             timeout=GROUP_DEADLINE,
         )
         processor = PolicyProcessor.from_pretrained(spec.policy_path)
-        self._actor = FSDPActor(
-            load_policy(spec.policy_path, torch.float32),
+        self._actor = load_actor(
+            spec.policy_path,
             spec.actor,
-            collate=Collator(processor, self._fetch),
+            collate=Collator(processor, self._fetch, spec.actor.row_layout),
             device="cuda" if spec.use_cuda else "cpu",
             version=version,
         )

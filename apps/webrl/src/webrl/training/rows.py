@@ -136,21 +136,25 @@ def _prefix_id(step: Step) -> str:
 class Collator:
     """Turns rows into a ``Batch``; the trainer calls it once per micro-batch."""
 
-    def __init__(self, processor: PolicyProcessor, fetch: FetchImages) -> None:
+    def __init__(
+        self,
+        processor: PolicyProcessor,
+        fetch: FetchImages,
+        layout: Literal["shared_prefix", "packed", "padded"] = "shared_prefix",
+    ) -> None:
         """Prepare a collator.
 
         Args:
             processor: Expands placeholders and builds patches and positions.
             fetch: Returns images by key, in key order.
+            layout: How rows lie in a batch; see `collate_model_inputs`.
         """
+        self._layout: Literal["shared_prefix", "packed", "padded"] = layout
         self._processor = processor
         self._fetch = fetch
 
     def __call__(self, rows: Sequence[TrainRow]) -> Batch:
-        """Return the model inputs of a micro-batch, pixels included.
-
-        Siblings that saw the same screen share one prefix: prompt and image are computed once.
-        """
+        """Return the model inputs of a micro-batch, pixels included."""
         keys = list(dict.fromkeys(key for row in rows for key in row.image_keys))
         images = dict(zip(keys, self._fetch(keys), strict=True)) if keys else {}
         inputs = [
@@ -160,5 +164,5 @@ class Collator:
             for row in rows
         ]
         return collate_model_inputs(
-            rows, inputs, layout="shared_prefix", pad_token_id=self._processor.eos_token_id
+            rows, inputs, layout=self._layout, pad_token_id=self._processor.eos_token_id
         )
