@@ -27,10 +27,9 @@ from awrl_trainer import (
     collate_text,
     latest_complete_checkpoint,
 )
-from awrl_trainer.materialize import parameters_on_meta
 from awrl_trainer.optimizer import SteppedOptimizer
 from awrl_trainer.policy_module import PolicyModule
-from awrl_trainer.sharding import data_parallel_mesh, shard_module
+from awrl_trainer.sharding import data_parallel_mesh, parameters_on_meta, shard_module
 from awrl_trainer.testing import TinyImagePolicy, TinyPolicy
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor

@@ -70,6 +70,8 @@ def started(policy: Path, config: ActorConfig) -> Generator[UpdateEngine]:
     engine = UpdateEngine(
         EngineSpec(policy_path=str(policy), actor=config), 0, 1, cast("Any", None)
     )
+    if dist.is_initialized():  # a test before this one trained in this process
+        dist.destroy_process_group()
     try:
         engine.start(*engine.rendezvous())
         yield engine

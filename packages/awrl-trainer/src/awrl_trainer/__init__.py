@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 
 from awrl_trainer.actor import FSDPActor
+from awrl_trainer.collate import collate_model_inputs, collate_text
 from awrl_trainer.config import ActorConfig, LossConfig, OptimizerConfig
 from awrl_trainer.errors import BatchError, CheckpointError, PublishError
-from awrl_trainer.metrics import UpdateResult
-from awrl_trainer.model_batches import collate_model_inputs
 from awrl_trainer.rows import Batch, TrainRow
-from awrl_trainer.text_batches import collate_text
+from awrl_trainer.update import UpdateResult
 from awrl_trainer.weights.config import PublisherConfig, PublishReport
 from awrl_trainer.weights.group import open_store
 from awrl_trainer.weights.plan import Bucket, TensorSpec, tensor_checksum

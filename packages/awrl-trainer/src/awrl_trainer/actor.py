@@ -22,13 +22,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from awrl_trainer.checkpoint import load_checkpoint, save_checkpoint
 from awrl_trainer.config import ActorConfig
-from awrl_trainer.materialize import WeightReader, materialize
-from awrl_trainer.metrics import UpdateResult
 from awrl_trainer.optimizer import SteppedOptimizer
 from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.rows import Collate, TrainRow, check_rows
-from awrl_trainer.sharding import data_parallel_mesh, freeze_modules, shard_module
-from awrl_trainer.update import UpdateRunner
+from awrl_trainer.sharding import (
+    WeightReader,
+    data_parallel_mesh,
+    freeze_modules,
+    materialize,
+    shard_module,
+)
+from awrl_trainer.update import UpdateResult, UpdateRunner
 from awrl_trainer.weights.sender import WeightSender
 from awrl_trainer.weights.snapshot import SnapshotWriter
 

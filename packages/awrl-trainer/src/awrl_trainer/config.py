@@ -18,31 +18,22 @@ class OptimizerConfig:
 
     kind: Literal["adamw", "sgd"] = "adamw"
     """AdamW, or plain SGD without momentum (for tests of exactness)."""
-
     lr: float
     """Peak learning rate."""
-
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of AdamW's running averages."""
-
     eps: float = 1e-8
     """AdamW's denominator term."""
-
     weight_decay: float = 0.0
     """Decoupled weight decay; never applied to parameters of fewer than two dimensions."""
-
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the decay after the warm-up, from `lr` to `lr * min_lr_ratio`."""
-
     num_warmup_steps: int = 0
     """Optimizer steps of linear warm-up."""
-
     num_total_steps: int | None = None
     """Optimizer steps until the end of the decay; needed unless the schedule is constant."""
-
     min_lr_ratio: float = 0.0
     """Learning rate at the end of the decay, as a share of `lr`."""
-
     max_grad_norm: float | None = 1.0
     """Global gradient norm above which gradients are scaled down; None leaves them."""
 
@@ -153,48 +144,34 @@ class ActorConfig:
 
     optimizer: OptimizerConfig
     """Optimizer and schedule."""
-
     loss: LossConfig = field(default_factory=LossConfig)
     """Policy loss."""
-
     token_budget: int = 16384
     """Largest cost of one micro-batch, in tokens that the model computes."""
-
     row_layout: Literal["shared_prefix", "packed", "padded"] = "shared_prefix"
     """How `collate` lays rows out, which says what a micro-batch costs: rows of one `prefix_id` in a
     line, the prefix once (and other rows in a line each, padded); all rows end to end; or padded."""
-
     num_mini_batches: int = 1
     """Optimizer steps of one pass over the rows."""
-
     num_epochs: int = 1
     """Passes over the rows in one update."""
-
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
-
     checkpointed_block_share: float = 0.0
     """Share of the blocks whose activations are computed again in the backward pass instead of kept,
     spread evenly over the model: time for memory."""
-
     is_compiled: bool = False
     """Compile each block with `torch.compile`; pays on a GPU after the first few batches."""
-
     frozen_modules: tuple[str, ...] = ()
     """Name prefixes of modules whose parameters stay as they are, such as the vision tower."""
-
     num_head_tokens: int = 4096
     """Trainable tokens whose logits are alive at once; more are recomputed in chunks."""
-
     publish_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Dtype in which servers hold the weights."""
-
     publish_bucket_bytes: int = 2**30
     """Largest bucket of a publish."""
-
     is_publish_overlapped: bool = True
     """Gather the next bucket while one is broadcast; costs the memory of a second bucket."""
-
     seed: int = 0
     """Seed of the order of rows in mini-batches."""
 

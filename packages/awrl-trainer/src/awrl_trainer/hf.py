@@ -25,8 +25,8 @@ from awrl_trainer.actor import FSDPActor
 from awrl_trainer.config import ActorConfig
 from awrl_trainer.errors import CheckpointError
 from awrl_trainer.hf_attention import use_packed_attention as use_packed_attention
-from awrl_trainer.materialize import parameters_on_meta
 from awrl_trainer.rows import Collate
+from awrl_trainer.sharding import parameters_on_meta
 
 
 def build_model(config: PreTrainedConfig) -> nn.Module:

@@ -20,18 +20,14 @@ from torch.distributed.tensor import DTensor
 
 from awrl_trainer.config import OptimizerConfig
 
-__all__ = ["StepResult", "SteppedOptimizer", "learning_rate"]
-
 
 class StepResult(NamedTuple):
     """What one optimizer step did."""
 
     grad_norm: float
     """Global gradient norm before clipping."""
-
     lr: float
     """Learning rate that was, or would have been, used."""
-
     is_skipped: bool
     """True when the norm was not finite; nothing changed then."""
 

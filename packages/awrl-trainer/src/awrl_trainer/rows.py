@@ -3,11 +3,11 @@
 Invariants:
 
 * A `TrainRow` holds NumPy arrays and image *keys*, never pixels: it is cheap to send to every rank.
-* Position ``t`` of ``loss_mask``, ``behavior_logprobs``, ``advantages`` and ``versions`` speaks of
-  the token at index ``t`` of ``input_ids``, which the model predicts from index ``t - 1``. The first
+* Position `t` of `loss_mask`, `behavior_logprobs`, `advantages` and `versions` speaks of
+  the token at index `t` of `input_ids`, which the model predicts from index `t - 1`. The first
   token of a row has no predecessor and can't be trainable.
 * A `Batch` names, for each trainable token of its rows in order, where this token lies in the
-  model's own ``input_ids``; images may have widened the text in between.
+  model's own `input_ids`; images may have widened the text in between.
 
 Legend: B rows, T tokens of a row, N trainable tokens of a batch.
 """
@@ -25,8 +25,6 @@ from torch import Tensor
 
 from awrl_trainer.errors import BatchError
 
-__all__ = ["Batch", "Collate", "TrainRow"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainRow:
@@ -39,36 +37,26 @@ class TrainRow:
 
     input_ids: npt.NDArray[np.int64]
     """Token ids `[T]`."""
-
     loss_mask: npt.NDArray[np.bool_]
     """True where the token was sampled by the policy and is trained on `[T]`."""
-
     behavior_logprobs: npt.NDArray[np.float32]
     """Log-prob of each token under the policy that sampled it, nats `[T]`; read at trainable
     positions only."""
-
     advantages: npt.NDArray[np.float32] | float
     """Advantage of each token `[T]`, or one for the whole row."""
-
     versions: npt.NDArray[np.int64] | None = None
     """Weight version that sampled each token `[T]`; None when it is not known."""
-
     image_keys: tuple[str, ...] = ()
     """Opaque keys of the row's images, in the order of their placeholders."""
-
     row_id: str = ""
     """Name of the row in errors."""
-
     group_id: str = ""
     """Name of the row's group of siblings."""
-
     prefix_id: str = ""
     """Rows of one non-empty prefix id are equal, images included, before their first trainable
     token: they may be computed together, the prefix once. Needs a `collate` that does so."""
-
     num_model_tokens: int | None = None
     """Tokens of the row in the model, images included; None when they are those of `input_ids`."""
-
     extras: Mapping[str, str] = field(default_factory=dict[str, str])
     """Anything that `collate` wants to know beside the tokens."""
 
@@ -147,11 +135,9 @@ class Batch:
     kwargs: Mapping[str, Tensor]
     """Keyword arguments of the model's forward. `input_ids` `[B, T]` must be among them (`[1, sum T]`
     when packed)."""
-
     token_positions: Tensor
     """Flat index into `input_ids` of each trainable token, int64 `[N]`: rows in the order given to
     `collate`, tokens in rising order."""
-
     source_positions: Tensor | None = None
     """Flat index of the hidden state that predicts each trainable token, int64 `[N]`; None means one
     to the left of the token. Differs where several suffixes follow one shared prefix."""

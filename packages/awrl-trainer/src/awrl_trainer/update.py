@@ -24,18 +24,17 @@ import torch.distributed as dist
 from awrl_ppo_loss import proximal_logprobs
 from torch import Tensor
 
-from awrl_trainer.agreement import require_same_everywhere, run_or_fail_together
 from awrl_trainer.config import ActorConfig
-from awrl_trainer.metrics import (
-    UpdateMetrics,
-    merge_over_ranks,
-    off_policyness_metrics,
-    sum_over_ranks,
-)
 from awrl_trainer.micro_step import MicroTensors, prepare_micro_batch
 from awrl_trainer.optimizer import SteppedOptimizer, StepResult
 from awrl_trainer.policy_loss import micro_batch_loss
 from awrl_trainer.policy_module import PolicyModule
+from awrl_trainer.ranks import (
+    merge_over_ranks,
+    require_same_everywhere,
+    run_or_fail_together,
+    sum_over_ranks,
+)
 from awrl_trainer.rows import Collate, TrainRow
 from awrl_trainer.update_plan import (
     MicroBatch,
@@ -46,7 +45,15 @@ from awrl_trainer.update_plan import (
     rows_digest,
 )
 
-__all__ = ["UpdateRunner"]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateResult:
+    """What an update did, equal on every rank."""
+
+    version: int
+    """Version of the weights now: that from before when every step was skipped."""
+    metrics: dict[str, float]
+    """For reports only."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -96,7 +103,7 @@ class UpdateRunner:
         self._group = group
         self._clock = clock
 
-    def run(self, rows: Sequence[TrainRow], version: int) -> tuple[UpdateMetrics, bool]:
+    def run(self, rows: Sequence[TrainRow], version: int) -> tuple[dict[str, float], bool]:
         """Update the policy on rows.
 
         Args:
@@ -243,7 +250,7 @@ class UpdateRunner:
                 self._device,
             )
 
-    def _metrics(self, rows: Sequence[TrainRow], version: int, tally: _Tally) -> UpdateMetrics:
+    def _metrics(self, rows: Sequence[TrainRow], version: int, tally: _Tally) -> dict[str, float]:
         metrics = merge_over_ranks(tally.parts, self._group, self._device)
         loss = float(torch.stack(tally.losses).mean())
         metrics["loss/value"] = sum_over_ranks(loss, self._group, self._device)
@@ -263,3 +270,29 @@ class UpdateRunner:
         started = self._clock()
         yield
         tally.seconds[name] = tally.seconds.get(name, 0.0) + self._clock() - started
+
+
+def off_policyness_metrics(
+    rows: Sequence[TrainRow], current_version: int, *, num_bins: int = 8
+) -> dict[str, float]:
+    """Return how old the trainable tokens are, over all rows whose versions are known.
+
+    Args:
+        rows: The rows of the update, those of all ranks.
+        current_version: Version at the start of the update.
+        num_bins: Bins 0, 1, ..., the last one open to the right.
+
+    Returns:
+        `off_policyness/share_K` of each bin, `off_policyness/mean` and `off_policyness/max`; empty
+        when no row knows its versions.
+    """
+    known = [row.versions[row.loss_mask] for row in rows if row.versions is not None]
+    if not known or not sum(map(len, known)):
+        return {}
+    ages = current_version - np.concatenate(known)
+    counts = np.bincount(np.clip(ages, 0, num_bins - 1), minlength=num_bins)
+    shares = {f"off_policyness/share_{k}": n / len(ages) for k, n in enumerate(counts.tolist())}
+    return shares | {
+        "off_policyness/mean": float(ages.mean()),
+        "off_policyness/max": float(ages.max()),
+    }

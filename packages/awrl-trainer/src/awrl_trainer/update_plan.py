@@ -32,7 +32,6 @@ class RowSize:
 
     num_tokens: int
     """Tokens that the model computes."""
-
     has_images: bool = False
     """Whether the vision tower runs."""
 
@@ -43,7 +42,6 @@ class MicroBatch:
 
     row_indices: tuple[int, ...]
     """Indices into the rows that were planned."""
-
     is_dummy: bool = False
     """True when its rows only keep the ranks in step: their loss weighs zero."""
 
@@ -54,7 +52,6 @@ class MiniBatch:
 
     micro_batches: tuple[MicroBatch, ...]
     """Its forward passes, as many as on every other rank."""
-
     denominator: float
     """Trainable tokens (or rows that have some) of the mini-batch over all ranks."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["TinyImagePolicy", "TinyPolicy"]
-
 
 class _Block(nn.Module):
     """Mixes each token with the mean of its past, then applies a small MLP."""

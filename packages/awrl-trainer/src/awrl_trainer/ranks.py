@@ -1,15 +1,22 @@
-"""What all ranks must agree on before a collective that would hang otherwise.
+"""What all ranks agree on, and what they add up.
 
-Invariant: an error that one rank meets alone is raised on every rank, at the same place.
+Invariants:
+
+* An error that one rank meets alone is raised on every rank, at the same place, before a collective
+  that would hang otherwise.
+* Means are merged with their token counts (`awrl_ppo_loss.merge_metrics`); an average of averages
+  never happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from awrl_ppo_loss import merge_metrics
+from torch import Tensor
 
 from awrl_trainer.errors import BatchError
 from awrl_trainer.outcome import outcome_of
@@ -73,3 +80,34 @@ def run_or_fail_together(
             " error of that rank; nothing was updated by this step."
         )
     return cast("ResultT", outcome.value)
+
+
+def merge_over_ranks(
+    parts: Sequence[Mapping[str, Tensor | float]],
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+) -> dict[str, float]:
+    """Merge metrics of this rank's micro-batches with those of all ranks.
+
+    Args:
+        parts: One mapping per micro-batch, `loss/num_tokens` among the keys; the same keys on every
+            rank.
+        group: The ranks, None for this one only.
+        device: Where the exchange happens.
+    """
+    merged = merge_metrics(parts)
+    if group is None or dist.get_world_size(group) == 1:
+        return merged
+    names = sorted(merged)
+    mine = torch.tensor([merged[name] for name in names], dtype=torch.float64, device=device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, mine, group=group)
+    return merge_metrics([dict(zip(names, values.tolist(), strict=True)) for values in everyone])
+
+
+def sum_over_ranks(value: float, group: dist.ProcessGroup | None, device: torch.device) -> float:
+    """Return the sum of a number over all ranks."""
+    total = torch.tensor(value, dtype=torch.float64, device=device)
+    if group is not None and dist.get_world_size(group) > 1:
+        dist.all_reduce(total, group=group)
+    return float(total)

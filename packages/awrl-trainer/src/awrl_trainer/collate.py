@@ -1,4 +1,4 @@
-"""Collation of rows whose model inputs exist already: padded, packed, or sharing prefixes.
+"""Collation of rows: of text alone, or of model inputs that exist already.
 
 Invariants:
 
@@ -16,16 +16,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from awrl_trainer.errors import BatchError
 from awrl_trainer.rows import Batch, TrainRow
 
-__all__ = ["RowInputs", "collate_model_inputs"]
-
 _PREFIX = 0
 _PADDING = -1
+
+
+def collate_text(rows: Sequence[TrainRow], *, pad_token_id: int = 0) -> Batch:
+    """Pad rows on the right to one length.
+
+    Args:
+        rows: Rows without images.
+        pad_token_id: Id at padded positions; they are masked out of attention.
+
+    Returns:
+        A batch with `input_ids` and `position_ids` `[B, T]` and, where lengths differ, the
+        `attention_mask` `[B, T]`.
+    """
+    lengths = [len(row.input_ids) for row in rows]
+    width = max(lengths)
+    ids = np.full((len(rows), width), pad_token_id, dtype=np.int64)
+    positions: list[np.ndarray] = []
+    for index, row in enumerate(rows):
+        ids[index, : lengths[index]] = row.input_ids
+        positions.append(np.flatnonzero(row.loss_mask) + index * width)
+    kwargs = {
+        "input_ids": torch.from_numpy(ids),
+        "position_ids": torch.arange(width).expand(len(rows), width),
+    }
+    if min(lengths) < width:
+        columns = torch.arange(width)
+        kwargs["attention_mask"] = (columns < torch.tensor(lengths)[:, None]).long()
+    return Batch(kwargs=kwargs, token_positions=torch.from_numpy(np.concatenate(positions)))
 
 
 class RowInputs(Protocol):
