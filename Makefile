@@ -29,7 +29,7 @@ contract: ## the server contract against a real SGLang too (4 GB more), on its C
 	$(BIN)/python -m pytest -q apps/webrl/tests/embedded/contract apps/webrl/tests/sglang $(ARGS)
 
 chaos: setup ## five minutes of training in which processes of every kind are killed
-	$(BIN)/python -m webrl.chaos $(ARGS)
+	PYTHONPATH=apps/webrl/tests/support $(BIN)/python -m chaos $(ARGS)
 
 lint: ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 import torch
 from awrl_rollout import SGLangClient
-from webrl.embedded.testing import ServerUnderTest
+from serving import ServerUnderTest
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy, load_policy
 from webrl.servers.server_actor import InferenceServer, ServerSpec
 

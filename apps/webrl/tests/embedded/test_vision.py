@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 import torch
 from webrl.embedded.config import EmbeddedServerConfig
+from webrl.embedded.parity import page_png
 from webrl.embedded.runner import ModelRunner, load_runner
-from webrl.embedded.testing import page_png
 from webrl.embedded.vision import VisionEncoder
 from webrl.policy import PolicyProcessor, load_policy
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from webrl.chaos import examine
+from chaos import examine
 from webrl.config import load_config, to_toml
 from webrl.launch import component_configs
 from webrl.rollout.task_stream import TaskStream

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from awrl_trainer import latest_complete_checkpoint
-from webrl.chaos import KINDS, Blow, examine, torment
+from chaos import KINDS, Injection, examine, inject_faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.browser, pytest.mark.timeout(1200)]
 
@@ -121,10 +121,12 @@ def test_whatever_is_killed_the_run_goes_on_and_an_interrupt_leaves_no_process(
         *("total_steps=100000", "test_rollout.num_seeds=4", *runs.small),
     )
     # All rollout workers: the training one and the evaluating one.
-    blows = [Blow(kind=kind, num_versions=3, kills_all=kind == "rollout worker") for kind in KINDS]
-    outcome = asyncio.run(torment(arguments, run_dir, blows, rng=random.Random(0)))
+    injections = [
+        Injection(kind=kind, num_versions=3, kills_all=kind == "rollout worker") for kind in KINDS
+    ]
+    outcome = asyncio.run(inject_faults(arguments, run_dir, injections, rng=random.Random(0)))
     assert not outcome.problems
-    assert [strike.kind for strike in outcome.strikes] == list(KINDS)
+    assert [fault.kind for fault in outcome.faults] == list(KINDS)
     assert "worker-0 died; restart 1 of" in outcome.text
     assert re.search(r"server rollout/\d is lost; restart 1 of", outcome.text)
     assert "actor/0 is gone" in outcome.text

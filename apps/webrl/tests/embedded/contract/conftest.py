@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from awrl_rollout import SGLangClient
-from webrl.embedded.testing import ServerUnderTest
-from webrl.embedded.testing_weights import RankZero
+from serving import ServerUnderTest
+from webrl.embedded.rank_zero import RankZero
 
 GROUP_NUMBERS = itertools.count()
 

@@ -16,15 +16,8 @@ from awrl_rollout import (
     SGLangClient,
     SGLangClientConfig,
 )
-from webrl.embedded.testing import (
-    ServerUnderTest,
-    largest_difference,
-    num_running,
-    page_png,
-    page_request,
-    run_bounded,
-    until_running,
-)
+from serving import ServerUnderTest, num_running, run_bounded, until_running
+from webrl.embedded.parity import largest_difference, page_png, page_request
 from webrl.policy import PolicyProcessor
 
 LONG = 1500

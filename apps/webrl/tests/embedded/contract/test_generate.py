@@ -13,13 +13,8 @@ from awrl_rollout import (
     ServerUnavailableError,
     SGLangClient,
 )
-from webrl.embedded.testing import (
-    ServerUnderTest,
-    as_base64,
-    largest_difference,
-    page_png,
-    page_request,
-)
+from serving import ServerUnderTest
+from webrl.embedded.parity import as_base64, largest_difference, page_png, page_request
 from webrl.policy import PolicyProcessor
 
 

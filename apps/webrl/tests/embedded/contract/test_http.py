@@ -9,7 +9,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from webrl.embedded.testing import ServerUnderTest, as_base64, page_png
+from serving import ServerUnderTest
+from webrl.embedded.parity import as_base64, page_png
 from webrl.policy import PolicyProcessor
 
 

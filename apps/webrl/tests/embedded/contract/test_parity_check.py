@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from awrl_rollout import SGLangClient
+from serving import ServerUnderTest
 from webrl.embedded.parity import check_parity
-from webrl.embedded.testing import ServerUnderTest
 
 
 @pytest.mark.distributed

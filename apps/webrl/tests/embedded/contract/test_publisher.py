@@ -23,14 +23,8 @@ from awrl_trainer import (
     TrainRow,
     WeightPublisher,
 )
-from webrl.embedded.testing import (
-    ServerUnderTest,
-    largest_difference,
-    page_png,
-    page_request,
-    run_bounded,
-)
-from webrl.embedded.testing_weights import perturb
+from serving import ServerUnderTest, perturb, run_bounded
+from webrl.embedded.parity import largest_difference, page_png, page_request
 from webrl.policy import PolicyProcessor
 from webrl.training.publishing import SGLangReceiver
 

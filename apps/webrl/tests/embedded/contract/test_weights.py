@@ -13,21 +13,9 @@ from awrl_rollout import (
     SGLangClient,
     SGLangClientConfig,
 )
-from webrl.embedded.testing import (
-    ServerUnderTest,
-    largest_difference,
-    page_png,
-    page_request,
-    run_bounded,
-    until_running,
-)
-from webrl.embedded.testing_weights import (
-    RankZero,
-    bucket_of,
-    join,
-    perturb,
-    publish,
-)
+from serving import ServerUnderTest, perturb, run_bounded, until_running
+from webrl.embedded.parity import largest_difference, page_png, page_request
+from webrl.embedded.rank_zero import RankZero, bucket_of, join, publish
 from webrl.embedded.weights import tensor_checksum
 from webrl.policy import PolicyProcessor
 

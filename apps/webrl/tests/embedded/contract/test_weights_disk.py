@@ -15,17 +15,9 @@ from awrl_rollout import (
     SGLangClient,
 )
 from safetensors.torch import load_file, save_file
+from serving import ServerUnderTest, perturb, run_bounded
 from transformers import PreTrainedModel
-from webrl.embedded.testing import (
-    ServerUnderTest,
-    largest_difference,
-    page_png,
-    page_request,
-    run_bounded,
-)
-from webrl.embedded.testing_weights import (
-    perturb,
-)
+from webrl.embedded.parity import largest_difference, page_png, page_request
 from webrl.policy import PolicyProcessor
 
 pytestmark = pytest.mark.usefixtures("first_weights_again")

@@ -11,19 +11,9 @@ from awrl_rollout import (
     SGLangClient,
     WeightBucket,
 )
-from webrl.embedded.testing import (
-    ServerUnderTest,
-    page_png,
-    page_request,
-    run_bounded,
-)
-from webrl.embedded.testing_weights import (
-    RankZero,
-    join,
-    named_weights,
-    perturb,
-    publish,
-)
+from serving import ServerUnderTest, named_weights, perturb, run_bounded
+from webrl.embedded.parity import page_png, page_request
+from webrl.embedded.rank_zero import RankZero, join, publish
 from webrl.policy import PolicyProcessor
 
 pytestmark = pytest.mark.usefixtures("first_weights_again")

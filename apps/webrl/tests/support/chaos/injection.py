@@ -1,8 +1,8 @@
 """Starts a run, kills one of its processes after the other, and ends it with Ctrl-C.
 
 Invariants:
-    * the next blow falls only once versions were trained after the one before, or the blow asks not
-      to wait;
+    * the next fault is injected only once versions were trained after the one before, unless the
+      injection asks not to wait;
     * whatever happens, nothing that was started here is left behind: what did not end by itself is
       killed, and reported as a problem.
 """
@@ -22,12 +22,10 @@ from pathlib import Path
 
 import psutil
 
-from webrl.chaos.victims import CONTROLLER, find_victims, is_agent
-
-__all__ = ["Blow", "Outcome", "Strike", "torment"]
+from chaos.targets import CONTROLLER, find_targets, is_agent
 
 RECOVERY_DEADLINE_S = 300.0
-"""A run that trains nothing for this long after a blow counts as stopped."""
+"""A run that trains nothing for this long after a fault counts as stopped."""
 
 ORPHAN_DEADLINE_S = 30.0
 """Below a killed controller everything must end within this time."""
@@ -40,36 +38,36 @@ TAIL_LINES = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blow:
+class Injection:
     """What to kill next, and when."""
 
     kind: str
     """One of `KINDS`."""
     delay_s: float = 0.0
-    """Seconds from the moment that it may fall to its fall."""
+    """Seconds from the moment that it may happen to the kill."""
     num_versions: int = 1
-    """Versions that must have been trained since the blow before; 0 falls into its recovery."""
+    """Versions that must have been trained since the one before; 0 kills during its recovery."""
     kills_all: bool = False
     """Every process of the kind, instead of one drawn by chance."""
 
 
 @dataclass(kw_only=True, slots=True)
-class Strike:
-    """A blow that fell."""
+class InjectedFault:
+    """A fault that was injected."""
 
     kind: str
     """What was killed."""
     at_s: float
     """When, in seconds from the start."""
     recovered_s: float | None = None
-    """Seconds to the next trained version; None where another blow fell first."""
+    """Seconds to the next trained version; `None` where another fault came first."""
 
 
 @dataclass(kw_only=True, slots=True)
-class Outcome:
+class ChaosOutcome:
     """What was seen from outside."""
 
-    strikes: list[Strike] = field(default_factory=list[Strike])
+    faults: list[InjectedFault] = field(default_factory=list[InjectedFault])
     """In order."""
     num_versions: int = 0
     """Versions that were trained, those that a resume forgot included."""
@@ -79,10 +77,10 @@ class Outcome:
     """All that the run printed."""
 
 
-class _Run:
+class _TrainProcess:
     """The run's process of the moment."""
 
-    def __init__(self, outcome: Outcome, show: Callable[[str], None]) -> None:
+    def __init__(self, outcome: ChaosOutcome, show: Callable[[str], None]) -> None:
         self._outcome = outcome
         self._show = show
         self._process: Process | None = None
@@ -126,36 +124,36 @@ class _Run:
         return num_versions is not None and seen >= num_versions
 
     def _note_recovery(self) -> None:
-        if self._outcome.strikes and self._outcome.strikes[-1].recovered_s is None:
-            strike = self._outcome.strikes[-1]
-            strike.recovered_s = time.monotonic() - self.started_s - strike.at_s
+        if self._outcome.faults and self._outcome.faults[-1].recovered_s is None:
+            fault = self._outcome.faults[-1]
+            fault.recovered_s = time.monotonic() - self.started_s - fault.at_s
 
 
-async def torment(
+async def inject_faults(
     arguments: Sequence[str],
     run_dir: Path,
-    blows: Iterable[Blow],
+    injections: Iterable[Injection],
     *,
     rng: random.Random,
     show: Callable[[str], None] = lambda line: None,
-) -> Outcome:
-    """Train, strike, and end the run with Ctrl-C.
+) -> ChaosOutcome:
+    """Train, inject faults, and end the run with Ctrl-C.
 
     Args:
         arguments: Of `webrl train`, for the start.
         run_dir: The run's folder, for going on after the controller's death.
-        blows: What to kill; asked for the next one once the one before fell.
+        injections: What to kill; asked for the next one when the one before is done.
         rng: Draws among the processes of a kind.
         show: Told what happens.
     """
-    outcome = Outcome()
-    run = _Run(outcome, show)
+    outcome = ChaosOutcome()
+    run = _TrainProcess(outcome, show)
     await run.start(arguments)
     try:
-        for blow in blows:
-            await _let_work(run, blow.num_versions)
-            await run.read(num_versions=None, limit_s=blow.delay_s)
-            if await _strike(run, blow, rng, outcome, show):
+        for injection in injections:
+            await _let_work(run, injection.num_versions)
+            await run.read(num_versions=None, limit_s=injection.delay_s)
+            if await _inject(run, injection, rng, outcome, show):
                 await run.start(["--resume", str(run_dir)])
         await _let_work(run, 3)
         await _interrupt(run, outcome)
@@ -170,7 +168,7 @@ async def torment(
     return outcome
 
 
-async def _let_work(run: _Run, num_versions: int) -> None:
+async def _let_work(run: _TrainProcess, num_versions: int) -> None:
     """Wait for trained versions.
 
     Raises:
@@ -181,25 +179,31 @@ async def _let_work(run: _Run, num_versions: int) -> None:
         raise TimeoutError(f"no version was trained within {RECOVERY_DEADLINE_S:g} s")
 
 
-async def _strike(
-    run: _Run, blow: Blow, rng: random.Random, outcome: Outcome, show: Callable[[str], None]
+async def _inject(
+    run: _TrainProcess,
+    injection: Injection,
+    rng: random.Random,
+    outcome: ChaosOutcome,
+    show: Callable[[str], None],
 ) -> bool:
     """Kill; return whether the controller is gone and the run has to be resumed."""
     controller = psutil.Process(run.process.pid)
-    victims = find_victims(controller, blow.kind)
-    if not victims:
-        show(f"no {blow.kind} lives at this moment")
+    targets = find_targets(controller, injection.kind)
+    if not targets:
+        show(f"no {injection.kind} lives at this moment")
         return False
-    if not blow.kills_all:
-        victims = [rng.choice(victims)]
-    below = controller.children(recursive=True) if blow.kind == CONTROLLER else []
+    if not injection.kills_all:
+        targets = [rng.choice(targets)]
+    below = controller.children(recursive=True) if injection.kind == CONTROLLER else []
     at_s = time.monotonic() - run.started_s
-    outcome.strikes.append(Strike(kind=blow.kind, at_s=at_s))
-    show(f"{at_s:6.1f} s  kill {blow.kind}: {', '.join(str(victim.pid) for victim in victims)}")
-    for victim in victims:
+    outcome.faults.append(InjectedFault(kind=injection.kind, at_s=at_s))
+    show(
+        f"{at_s:6.1f} s  kill {injection.kind}: {', '.join(str(target.pid) for target in targets)}"
+    )
+    for target in targets:
         with contextlib.suppress(psutil.NoSuchProcess):
-            victim.kill()
-    if blow.kind != CONTROLLER:
+            target.kill()
+    if injection.kind != CONTROLLER:
         return False
     await run.process.wait()
     await _expect_gone(
@@ -211,7 +215,7 @@ async def _strike(
     return True
 
 
-async def _interrupt(run: _Run, outcome: Outcome) -> None:
+async def _interrupt(run: _TrainProcess, outcome: ChaosOutcome) -> None:
     below = psutil.Process(run.process.pid).children(recursive=True)
     run.process.send_signal(signal.SIGINT)
     with contextlib.suppress(EOFError):
@@ -225,7 +229,7 @@ async def _interrupt(run: _Run, outcome: Outcome) -> None:
 
 
 async def _expect_gone(
-    processes: Sequence[psutil.Process], deadline_s: float, when: str, outcome: Outcome
+    processes: Sequence[psutil.Process], deadline_s: float, when: str, outcome: ChaosOutcome
 ) -> None:
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=deadline_s)
     for process in alive:
@@ -235,7 +239,7 @@ async def _expect_gone(
             process.kill()
 
 
-async def _end(run: _Run) -> None:
+async def _end(run: _TrainProcess) -> None:
     """Kill what is left of the run's process tree."""
     if run.process.returncode is not None:
         return

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-__all__ = ["CONTROLLER", "KINDS", "find_victims", "is_agent"]
-
 CONTROLLER = "controller"
 """The process of `webrl train` itself; after its death the run has to be resumed."""
 
@@ -41,7 +39,7 @@ KINDS = (*_TESTS, CONTROLLER)
 """What can be killed. Workers and browsers of the test rollout are among their kind."""
 
 
-def find_victims(controller: psutil.Process, kind: str) -> list[psutil.Process]:
+def find_targets(controller: psutil.Process, kind: str) -> list[psutil.Process]:
     """Return the living processes of a kind, oldest first.
 
     Args:

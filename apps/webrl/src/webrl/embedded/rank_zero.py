@@ -1,4 +1,4 @@
-"""A trainer's side of weight updates, for tests: rank 0, and an update from both sides at once.
+"""The sending side of one weight update to one server: rank 0 of a group of two.
 
 Invariant: `RankZero` opens its group as SGLang's clients do, and never touches the default group of
 its process.
@@ -22,8 +22,6 @@ from torch.distributed.distributed_c10d import (
     _world,  # pyright: ignore[reportPrivateUsage]
 )
 from torch.distributed.rendezvous import rendezvous
-
-__all__ = ["RankZero", "bucket_of", "join", "named_weights", "perturb", "publish"]
 
 
 class RankZero:
@@ -108,23 +106,6 @@ def bucket_of(tensors: Mapping[str, torch.Tensor], *, is_flattened: bool) -> Wei
         shapes=[list(tensor.shape) for tensor in tensors.values()],
         is_flattened=is_flattened,
     )
-
-
-def named_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights by name, tied ones once."""
-    return dict(model.named_parameters())
-
-
-def perturb(model: torch.nn.Module, scale: float = 0.05, only: str = "") -> dict[str, torch.Tensor]:
-    """Change the model's weights in place; return the changed ones by name."""
-    generator = torch.Generator().manual_seed(5)
-    changed: dict[str, torch.Tensor] = {}
-    for name, weight in model.named_parameters():
-        if only in name:
-            noise = torch.randn(weight.shape, generator=generator) * scale
-            weight.add_(noise.to(weight.dtype))
-            changed[name] = weight
-    return changed
 
 
 async def join(client: SGLangClient, rank_zero: RankZero) -> None:

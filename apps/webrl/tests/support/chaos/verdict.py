@@ -16,11 +16,9 @@ from webrl.launch import component_configs
 from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.trajectory import EpisodeTask
 
-__all__ = ["Verdict", "examine"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class RunVerdict:
     """Counts over one run; `problems` says which of them must not be."""
 
     num_updates: int
@@ -62,7 +60,7 @@ class Verdict:
         return [sentence for is_wrong, sentence in sentences if is_wrong]
 
 
-def examine(run_dir: Path) -> Verdict:
+def examine(run_dir: Path) -> RunVerdict:
     """Read the files of a run that has ended, or was killed.
 
     Args:
@@ -82,7 +80,7 @@ def examine(run_dir: Path) -> Verdict:
     ]
     times = Counter(name for name, _ in ages)
     seen = {int(group["group_id"]) for group in groups if group["group_id"]}
-    return Verdict(
+    return RunVerdict(
         num_updates=len(batches),
         num_episodes=len(times),
         num_twice=sum(count > 1 for count in times.values()),
