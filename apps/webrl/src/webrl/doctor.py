@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from webrl.browser.chromium import find_chromium
-from webrl.browser.errors import BrowserNotFoundError
 from webrl.config import WebRLConfig, check_dataset_size
 from webrl.errors import PreflightError, TaskError
 from webrl.tasks import load_tasks
@@ -100,7 +99,7 @@ def check_browser() -> Check:
     """Look for a Chromium that can be started."""
     try:
         return Check(name="browser", is_ok=True, detail=str(find_chromium()))
-    except BrowserNotFoundError as error:
+    except PreflightError as error:
         return Check(name="browser", is_ok=False, detail=str(error), fix="Or run: make setup.")
 
 

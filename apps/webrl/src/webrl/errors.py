@@ -1,26 +1,46 @@
-"""Every error that WebRL raises on purpose, in one tree.
+"""Every error that WebRL raises on purpose, in one tree: one class for each reaction.
 
     WebRLError
-    |- ConfigError       (ValueError)    a configuration that can not be run as written
-    |- AllocationError   (ValueError)    an `allocation_mode` that does not parse
-    |- PreflightError    (RuntimeError)  the machine lacks what the run needs, before it starts
-    |- PlacementError    (RuntimeError)  the cluster can not hold the roles
+    |- ConfigError       (ValueError)    settings or arguments that can not be run as written
     |- TaskError         (ValueError)    a task that does not exist or can not be served
-    |- PolicyError       (ValueError)    a policy folder that can not be used
-    |- BrowserError      (RuntimeError)  the browser layer itself failed (not one page)
+    |- PolicyError       (ValueError)    a policy folder, or a prompt for one, that can not be used
+    |- PreflightError    (RuntimeError)  machine or cluster lack what the run needs, before it starts
     |- ServerStartError  (RuntimeError)  an inference server did not come up
     |- EngineCallError   (RuntimeError)  a call to a worker failed or missed its deadline
     |  `- WorkerLostError               its process is gone
-    |- JudgeError        (RuntimeError)  no verdict: the judge failed, was late, or out of form
-    `- RunFailedError    (RuntimeError)  a run that started and had to stop
+    |- RunFailedError    (RuntimeError)  a run that started and had to stop
+    |- BrowserFault      (RuntimeError)  an episode could not go on: page, browser or driver failed
+    |- JudgeError        (RuntimeError)  an episode has no verdict: the judge failed or was late
+    |- BadRequestError   (ValueError)    the embedded server refuses a request: 400, nothing started
+    `- WeightUpdateError (RuntimeError)  it refuses a weight update: 400, the weights are as before
 
-None of them is raised for a failed episode: that is data, recorded once with its typed fault.
+A `BrowserFault` or `JudgeError` ends one episode, which is recorded with its typed fault; an episode
+that merely fails raises nothing. Exceptions that never leave their module (a rejected action, a malformed answer) are not listed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+BrowserFaultKind: TypeAlias = Literal[
+    "browser_lost",
+    "driver_lost",
+    "page_crashed",
+    "navigation_error",
+    "timeout",
+    "dialog_storm",
+    "page_error",
+    "blocked",
+]
+"""Which part failed.
+
+`browser_lost`: the browser process is gone; `driver_lost`: its driver; `page_crashed`: a renderer;
+`navigation_error`: the task's page can not be opened; `timeout`: a call missed its deadline;
+`dialog_storm`: a page opens dialogs for ever; `page_error`: the page's scripts do not answer as
+the task says; `blocked`: the site shows a wall to robots.
+"""
 
 
 class WebRLError(Exception):
@@ -63,40 +83,19 @@ class ConfigError(WebRLError, ValueError):
         return ConfigError, (list(self.problems),)
 
 
-class AllocationError(WebRLError, ValueError):
-    """The allocation string does not parse; the message draws a caret under the character."""
-
-    def __init__(self, message: str, text: str, position: int) -> None:
-        """Point at `position` (0-based character index) of `text`."""
-        shown = "".join(" " if character.isspace() else character for character in text)
-        super().__init__(f"{message}\n  {shown}\n  {' ' * position}^")
-        self.reason = message
-        self.text = text
-        self.position = position
-
-    def __reduce__(self) -> tuple[type[AllocationError], tuple[str, str, int]]:
-        """Pickle by parts, so that the error crosses process borders."""
-        return AllocationError, (self.reason, self.text, self.position)
-
-
-class PreflightError(WebRLError, RuntimeError):
-    """The machine lacks something that the run needs; raised before any process starts."""
-
-
-class PlacementError(WebRLError, RuntimeError):
-    """The cluster can not hold the roles; the message holds both numbers."""
-
-
 class TaskError(WebRLError, ValueError):
     """A task is unknown or can not be served. Not raised for an episode that fails."""
 
 
 class PolicyError(WebRLError, ValueError):
-    """A policy folder is missing, incomplete, or not an image-text model."""
+    """A policy folder lacks what is needed, or a prompt and its images do not fit together."""
 
 
-class BrowserError(WebRLError, RuntimeError):
-    """The browser or its driver failed as a whole. A misbehaving page is a fault instead."""
+class PreflightError(WebRLError, RuntimeError):
+    """The machine or the cluster lacks something that the run needs; no episode has started.
+
+    Not raised for a browser that was found and does not start: that ends a run under way.
+    """
 
 
 class ServerStartError(WebRLError, RuntimeError):
@@ -111,6 +110,28 @@ class WorkerLostError(EngineCallError):
     """The worker's process is gone. Not raised for a call that failed in a living worker."""
 
 
+class RunFailedError(WebRLError, RuntimeError):
+    """A run that was under way had to stop; the message says why and what was saved."""
+
+
+class BrowserFault(WebRLError, RuntimeError):
+    """An episode ended because of its environment, never because of the policy.
+
+    Not raised for an action that does nothing, for a dialog, a popup or a refused download: those
+    are events.
+    """
+
+    def __init__(self, kind: BrowserFaultKind, detail: str) -> None:
+        """Say which part failed, and how."""
+        super().__init__(f"{kind}: {detail}")
+        self.kind: BrowserFaultKind = kind
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[BrowserFault], tuple[BrowserFaultKind, str]]:
+        """Pickle by parts, so that the fault crosses process borders."""
+        return BrowserFault, (self.kind, self.detail)
+
+
 class JudgeError(WebRLError, RuntimeError):
     """There is no verdict on an episode: a fault of the infrastructure, never a reward.
 
@@ -119,5 +140,9 @@ class JudgeError(WebRLError, RuntimeError):
     """
 
 
-class RunFailedError(WebRLError, RuntimeError):
-    """A run that was under way had to stop; the message says why and what was saved."""
+class BadRequestError(WebRLError, ValueError):
+    """A request is wrong as it stands. Not raised for a server that is paused or busy."""
+
+
+class WeightUpdateError(WebRLError, RuntimeError):
+    """Names, shapes, dtypes, files or the broadcast group do not fit. The weights are as before."""

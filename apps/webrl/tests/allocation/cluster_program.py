@@ -15,7 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 from webrl.cluster import placement
 from webrl.cluster.placement import RoleSpec, release_layout, setup_mixed_layout
-from webrl.errors import PlacementError
+from webrl.errors import PreflightError
 
 NUM_NODES = 9
 GPUS_PER_NODE = 8
@@ -66,7 +66,7 @@ def published_layout() -> dict[str, object]:
 def refusal(roles: list[RoleSpec]) -> str:
     try:
         setup_mixed_layout(roles)
-    except PlacementError as error:
+    except PreflightError as error:
         return str(error)
     return ""
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from playwright.async_api import Error as PlaywrightError
-from webrl.browser import BrowserFault
 from webrl.browser.calls import Calls, as_fault, quietly
+from webrl.errors import BrowserFault
 
 
 @pytest.mark.parametrize(

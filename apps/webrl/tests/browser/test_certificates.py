@@ -16,7 +16,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from webrl.actions import Answer, GoBack, Navigate
-from webrl.browser import BrowserConfig, BrowserFault, BrowserPool, BrowserSession
+from webrl.browser import BrowserConfig, BrowserPool, BrowserSession
+from webrl.errors import BrowserFault
 from webrl.tasks import Task, TaskServer, Viewport
 
 pytestmark = pytest.mark.browser

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from webrl.browser import BrowserNotFoundError, find_chromium
+from webrl.browser import find_chromium
+from webrl.errors import PreflightError
 
 
 def _executable(path: Path) -> Path:
@@ -23,7 +24,7 @@ def test_the_named_browser_comes_first(tmp_path: Path) -> None:
 
 def test_a_named_browser_that_is_none_is_not_replaced_by_another(tmp_path: Path) -> None:
     system = _executable(tmp_path / "system")
-    with pytest.raises(BrowserNotFoundError, match="AWRL_CHROMIUM must be the path") as caught:
+    with pytest.raises(PreflightError, match="AWRL_CHROMIUM must be the path") as caught:
         find_chromium({"AWRL_CHROMIUM": str(tmp_path / "missing")}, system_paths=[system])
     assert "Correct the path, or unset it" in str(caught.value)
 
@@ -58,7 +59,7 @@ def test_the_cache_of_the_home_folder_is_searched(tmp_path: Path) -> None:
 
 
 def test_no_browser_is_answered_with_the_ways_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(BrowserNotFoundError, match="a Chromium must be installed") as caught:
+    with pytest.raises(PreflightError, match="a Chromium must be installed") as caught:
         find_chromium({"HOME": str(tmp_path)}, system_paths=[tmp_path / "none"])
     for way in ("playwright install", "apt-get install chromium-headless-shell", "AWRL_CHROMIUM"):
         assert way in str(caught.value)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 from aiohttp import WSMsgType, web
-from webrl.browser import BrowserFault
 from webrl.browser.devtools import DevTools
+from webrl.errors import BrowserFault
 
 _T = TypeVar("_T")
 _Server = Callable[[web.WebSocketResponse, dict[str, Any]], Awaitable[None]]

@@ -9,14 +9,8 @@ from collections.abc import Coroutine, Generator
 from typing import TypeVar
 
 import pytest
-from webrl.browser import (
-    BrowserConfig,
-    BrowserFault,
-    BrowserPool,
-    BrowserSession,
-    Deadlines,
-    StepOutcome,
-)
+from webrl.browser import BrowserConfig, BrowserPool, BrowserSession, Deadlines, StepOutcome
+from webrl.errors import BrowserFault
 from webrl.tasks import FAULT_CASES, FaultCase
 
 pytestmark = pytest.mark.browser

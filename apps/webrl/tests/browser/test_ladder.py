@@ -7,10 +7,10 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from webrl.browser.errors import FaultKind
 from webrl.browser.ladder import HIGHEST, Rung, next_rung
+from webrl.errors import BrowserFaultKind
 
-_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+_KINDS: tuple[BrowserFaultKind, ...] = get_args(BrowserFaultKind)
 
 
 def test_every_kind_has_a_highest_rung() -> None:
@@ -18,7 +18,7 @@ def test_every_kind_has_a_highest_rung() -> None:
 
 
 @given(st.lists(st.sampled_from(_KINDS), max_size=20))
-def test_rungs_only_climb_and_a_reset_ends(kinds: list[FaultKind]) -> None:
+def test_rungs_only_climb_and_a_reset_ends(kinds: list[BrowserFaultKind]) -> None:
     rung, tries = Rung.NOTHING, 0
     for kind in kinds:
         climbed = next_rung(kind, rung)
@@ -42,7 +42,7 @@ def test_rungs_only_climb_and_a_reset_ends(kinds: list[FaultKind]) -> None:
     ],
 )
 def test_a_fault_that_stays_climbs_as_far_as_its_kind_explains(
-    kind: FaultKind, rungs: list[Rung]
+    kind: BrowserFaultKind, rungs: list[Rung]
 ) -> None:
     climbed: list[Rung] = []
     rung: Rung | None = Rung.NOTHING

@@ -10,7 +10,8 @@ import psutil
 import pytest
 from PIL import Image
 from webrl.actions import LeftClick, to_grid
-from webrl.browser import BrowserConfig, BrowserFault, BrowserPool, BrowserSession, Observation
+from webrl.browser import BrowserConfig, BrowserPool, BrowserSession, Observation
+from webrl.errors import BrowserFault
 from webrl.tasks import ORACLE_TASKS, Task, html_root, load_task, load_tasks, miniwob_names, oracle
 
 pytestmark = pytest.mark.browser

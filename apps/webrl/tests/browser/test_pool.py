@@ -12,17 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 from webrl.actions import LeftClick
-from webrl.browser import (
-    BrowserConfig,
-    BrowserFault,
-    BrowserNotFoundError,
-    BrowserPool,
-    BrowserSession,
-    Deadlines,
-    StepOutcome,
-)
+from webrl.browser import BrowserConfig, BrowserPool, BrowserSession, Deadlines, StepOutcome
 from webrl.browser.processes import make_private_folder, owned_processes, sweep_leftovers
-from webrl.errors import BrowserError
+from webrl.errors import BrowserFault, PreflightError, RunFailedError
 from webrl.tasks import Task, load_task
 
 pytestmark = pytest.mark.browser
@@ -133,7 +125,7 @@ def test_a_wrong_setting_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
         async with _pool() as pool, await pool.session() as session:
             await session.reset(TASK, 1)
 
-    with pytest.raises(BrowserNotFoundError, match="AWRL_CHROMIUM must be the path"):
+    with pytest.raises(PreflightError, match="AWRL_CHROMIUM must be the path"):
         asyncio.run(main())
     assert _gone(_descendants())
 
@@ -217,7 +209,7 @@ def test_restarts_have_a_budget() -> None:
                 await session.reset(TASK, 1)
                 (await pool.browser()).kill()
 
-    with pytest.raises(BrowserError, match="browser restarts must be <= 2 within 300 s"):
+    with pytest.raises(RunFailedError, match="browser restarts must be <= 2 within 300 s"):
         asyncio.run(main())
 
 

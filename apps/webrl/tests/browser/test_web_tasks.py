@@ -19,7 +19,8 @@ from webrl.actions import (
     TypeText,
     Wait,
 )
-from webrl.browser import BrowserConfig, BrowserFault, BrowserPool, BrowserSession, Deadlines
+from webrl.browser import BrowserConfig, BrowserPool, BrowserSession, Deadlines
+from webrl.errors import BrowserFault
 from webrl.tasks import Task, TaskServer, Viewport, load_task
 
 pytestmark = pytest.mark.browser

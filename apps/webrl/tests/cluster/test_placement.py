@@ -3,7 +3,7 @@
 import pytest
 from webrl.cluster.placement import RoleSpec, check_feasible, check_fragments, rank_order
 from webrl.cluster.ray_cluster import NodeResources
-from webrl.errors import PlacementError
+from webrl.errors import PreflightError
 
 
 def node(name: str, gpus: float = 8.0, cpus: float = 64.0) -> NodeResources:
@@ -26,7 +26,7 @@ def test_ranks_follow_nodes_and_not_bundle_indices() -> None:
 
 
 def test_a_layout_that_can_never_fit_names_both_numbers() -> None:
-    with pytest.raises(PlacementError, match=r"needs 64 GPUs .* the cluster has 8 on 1 nodes"):
+    with pytest.raises(PreflightError, match=r"needs 64 GPUs .* the cluster has 8 on 1 nodes"):
         check_feasible([role("rollout", 48), role("actor", 16)], [node("a")])
 
 
@@ -37,7 +37,7 @@ def test_48_and_16_fit_eight_nodes_of_eight() -> None:
 @pytest.mark.requirement("test-rollout-sizing")
 def test_a_ninth_node_is_needed_for_eight_test_gpus() -> None:
     roles = [role("rollout", 48), role("actor", 16), role("test-rollout", 8)]
-    with pytest.raises(PlacementError, match="needs 72 GPUs"):
+    with pytest.raises(PreflightError, match="needs 72 GPUs"):
         check_feasible(roles, [node(f"n{i}") for i in range(8)])
     check_feasible(roles, [node(f"n{i}") for i in range(9)])
 
@@ -45,12 +45,12 @@ def test_a_ninth_node_is_needed_for_eight_test_gpus() -> None:
 def test_shared_devices_are_counted_once() -> None:
     shared = [role("rollout", 8, 0.5), role("actor", 8, 0.5, shares="rollout")]
     check_feasible(shared, [node("a")])
-    with pytest.raises(PlacementError, match="needs 8 GPUs"):
+    with pytest.raises(PreflightError, match="needs 8 GPUs"):
         check_feasible(shared, [node("a", gpus=7.0)])
 
 
 def test_cpus_are_checked_too() -> None:
-    with pytest.raises(PlacementError, match="needs 9 CPUs"):
+    with pytest.raises(PreflightError, match="needs 9 CPUs"):
         check_feasible([role("rollout", 9, gpus=0.0)], [node("a", gpus=0.0, cpus=8.0)])
 
 
@@ -59,7 +59,7 @@ def test_bundles_that_fit_no_node_whole_are_refused_with_the_numbers() -> None:
     # 16 GPUs and 16 CPUs in all, but one node has the GPUs and another one the CPUs.
     nodes = [node("a", gpus=8.0, cpus=4.0), node("b", gpus=8.0, cpus=12.0)]
     check_feasible(roles, nodes)
-    with pytest.raises(PlacementError) as caught:
+    with pytest.raises(PreflightError) as caught:
         check_fragments(roles, nodes)
     assert (
         "role 'actor' asks for 4 bundles of 1 CPU + 1 GPU, and 2 fit whole into the cluster's 2 "

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from webrl.config import load_config, packaged_configs, resolve_run_dir, to_toml
-from webrl.errors import AllocationError, ConfigError
+from webrl.errors import ConfigError
 
 
 def problem_of(*overrides: str) -> str:
@@ -133,9 +133,12 @@ def test_a_misspelt_dual_clip_constant_is_refused() -> None:
     assert "Did you mean 'actor.c_clip'?" in problem_of("actor.c_clp=3.0")
 
 
-def test_an_allocation_that_does_not_parse_keeps_its_caret() -> None:
-    with pytest.raises(AllocationError, match=r"\^"):
-        load_config("laptop", ["allocation_mode=sglang.d1+fsdp.d1"])
+def test_an_allocation_that_does_not_parse_keeps_its_caret_beside_other_problems() -> None:
+    text = problem_of("allocation_mode=sglang.d1+fsdp.d1", "seed=-1", "actor.ppo_n_epochs=1")
+    first, second, *drawn = text.splitlines()
+    assert first == "seed must be >= 0, got -1. Any number from 0."
+    assert second.startswith("allocation_mode expects ':' before the dims, got '.'.")
+    assert drawn == ["  sglang.d1+fsdp.d1", "        ^"]
 
 
 def test_an_unknown_config_names_the_nearest_packaged_one() -> None:

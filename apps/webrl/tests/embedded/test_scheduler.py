@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from webrl.embedded.errors import BadRequestError
 from webrl.embedded.kv_cache import DecodeView, PromptKV
 from webrl.embedded.prompt import PreparedPrompt, PromptState, prepared_key
 from webrl.embedded.request import Answer, GenerationRequest
 from webrl.embedded.scheduler import Scheduler, SchedulerConfig
 from webrl.embedded.wire import SamplingParams
+from webrl.errors import BadRequestError
 from webrl.policy import ModelInputs
 
 VOCAB = 11

@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 from awrl_trainer import tensor_checksum as trainer_checksum
-from webrl.embedded.errors import WeightGroupError, WeightUpdateError
 from webrl.embedded.weight_group import WeightGroups, parse_specs
 from webrl.embedded.weights import TensorSpec, WeightTable, tensor_checksum
 from webrl.embedded.wire import InitGroupBody
+from webrl.errors import WeightUpdateError
 
 
 class Tied(torch.nn.Module):
@@ -97,7 +97,7 @@ def test_checksums_of_some_names_are_given_and_unknown_ones_refused() -> None:
 def test_specs_that_say_nothing_receivable_are_refused(
     names: list[str], dtypes: list[str], shapes: list[list[int]], message: str
 ) -> None:
-    with pytest.raises(WeightGroupError, match=message):
+    with pytest.raises(WeightUpdateError, match=message):
         parse_specs(names, dtypes, shapes)
 
 
@@ -123,5 +123,5 @@ def test_a_group_that_can_not_be_is_refused_before_anybody_is_waited_for(
         "backend": "gloo",
     }
     body = InitGroupBody(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(WeightGroupError, match=message):
+    with pytest.raises(WeightUpdateError, match=message):
         WeightGroups(device="cpu", timeout_s=1).join(body)

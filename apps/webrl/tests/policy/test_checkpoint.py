@@ -13,14 +13,8 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 from transformers.utils import logging as transformers_logging
-from webrl.policy import (
-    CheckpointError,
-    InitPolicyConfig,
-    PolicyProcessor,
-    WarmupConfig,
-    init_policy,
-    load_policy,
-)
+from webrl.errors import PolicyError
+from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy, load_policy
 
 
 def test_the_auto_classes_load_it(checkpoint: Path) -> None:
@@ -93,9 +87,9 @@ def test_init_policy_draws_no_progress_bar(
 
 
 def test_a_directory_without_a_policy_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"path must be a checkpoint directory"):
+    with pytest.raises(PolicyError, match=r"path must be a checkpoint directory"):
         load_policy(tmp_path)
-    with pytest.raises(CheckpointError, match=r"path must be a checkpoint directory"):
+    with pytest.raises(PolicyError, match=r"path must be a checkpoint directory"):
         PolicyProcessor.from_pretrained(tmp_path)
 
 

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from webrl.policy import ActionGrid, PolicyProcessor, PromptError, click_text, load_policy
+from webrl.errors import PolicyError
+from webrl.policy import ActionGrid, PolicyProcessor, click_text, load_policy
 
 
 def picture(height: int, width: int, seed: int, kind: str = "PNG") -> bytes:
@@ -114,7 +115,7 @@ def test_expansion_in_model_inputs_equals_expand(processor: PolicyProcessor) -> 
 
 def test_images_and_placeholders_must_agree(processor: PolicyProcessor) -> None:
     prompt = processor.build_prompt("Click.", [], 1)
-    with pytest.raises(PromptError, match=r"one placeholder per image \(2\), got 1"):
+    with pytest.raises(PolicyError, match=r"one placeholder per image \(2\), got 1"):
         processor.model_inputs(prompt, [picture(224, 160, 1)] * 2)
 
 

@@ -1,6 +1,6 @@
 """Reads `allocation_mode` strings.
 
-Invariant: reading is total: a value, or an `AllocationError` that points at the character.
+Invariant: reading is total: a value, or a `ConfigError` that points at the character.
 
 Grammar (blanks are allowed around the operators)::
 
@@ -27,7 +27,7 @@ from webrl.allocation.values import (
     Dims,
     Role,
 )
-from webrl.errors import AllocationError
+from webrl.errors import ConfigError, Problem
 
 __all__ = ["parse_allocation"]
 
@@ -61,9 +61,12 @@ class _Reader:
         self.text = text
         self.position = 0
 
-    def fail(self, message: str, position: int | None = None) -> AllocationError:
+    def fail(self, message: str, position: int | None = None) -> ConfigError:
+        """Return the error, with a caret under the place."""
         where = self.position if position is None else position
-        return AllocationError(f"allocation_mode {message}", self.text, where)
+        shown = "".join(" " if character.isspace() else character for character in self.text)
+        drawn = f"{message}\n  {shown}\n  {' ' * where}^"
+        return ConfigError([Problem(key="allocation_mode", message=drawn)])
 
     def skip_blanks(self) -> None:
         while self.position < len(self.text) and self.text[self.position].isspace():
@@ -216,7 +219,7 @@ def parse_allocation(text: str) -> Allocation:
         Components in the order written, with device numbers settled.
 
     Raises:
-        AllocationError: the string does not parse; the message draws a caret under the place.
+        ConfigError: the string does not parse; the message draws a caret under the place.
     """
     reader = _Reader(text)
     raws = reader.read_expression()

@@ -2,7 +2,6 @@
 
 from webrl.browser.chromium import find_chromium
 from webrl.browser.config import BrowserConfig, Deadlines
-from webrl.browser.errors import BrowserFault, BrowserNotFoundError, FaultKind
 from webrl.browser.outcome import EndReason, Event, EventKind, Mark, Observation, StepOutcome
 from webrl.browser.pool import BrowserPool
 from webrl.browser.session import BrowserSession
@@ -10,15 +9,12 @@ from webrl.browser.statistics import PoolStatistics
 
 __all__ = [
     "BrowserConfig",
-    "BrowserFault",
-    "BrowserNotFoundError",
     "BrowserPool",
     "BrowserSession",
     "Deadlines",
     "EndReason",
     "Event",
     "EventKind",
-    "FaultKind",
     "Mark",
     "Observation",
     "PoolStatistics",

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from playwright.async_api import Error as PlaywrightError
 
-from webrl.browser.errors import BrowserFault, FaultKind
+from webrl.errors import BrowserFault, BrowserFaultKind
 
 _LOGGER = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -113,7 +113,7 @@ def as_fault(error: Exception, what: str) -> BrowserFault:
     return fault
 
 
-def _kind(error: Exception, text: str) -> FaultKind:
+def _kind(error: Exception, text: str) -> BrowserFaultKind:
     if _DRIVER_GONE in text:
         return "driver_lost"
     if any(part in text for part in _LOST_TEXTS):

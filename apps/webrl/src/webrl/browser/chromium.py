@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from webrl.browser.errors import BrowserNotFoundError
+from webrl.errors import PreflightError
 
 ENVIRONMENT_VARIABLE = "AWRL_CHROMIUM"
 """Names the browser to use; nothing else is tried when it is set."""
@@ -54,21 +54,21 @@ def find_chromium(
         is_usable: Whether a path is an executable file.
 
     Raises:
-        BrowserNotFoundError: none is there, or `AWRL_CHROMIUM` names no executable file.
+        PreflightError: none is there, or `AWRL_CHROMIUM` names no executable file.
     """
     environment = os.environ if environment is None else environment
     named = environment.get(ENVIRONMENT_VARIABLE, "")
     if named:
         if is_usable(Path(named)):
             return Path(named)
-        raise BrowserNotFoundError(
+        raise PreflightError(
             f"{ENVIRONMENT_VARIABLE} must be the path of an executable Chromium, got {named!r}. "
             "Correct the path, or unset it to search the usual places."
         )
     for path in (*system_paths, *_playwright_paths(environment)):
         if is_usable(path):
             return path
-    raise BrowserNotFoundError(f"a Chromium must be installed, got none. {FIX}")
+    raise PreflightError(f"a Chromium must be installed, got none. {FIX}")
 
 
 def _playwright_paths(environment: Mapping[str, str]) -> list[Path]:

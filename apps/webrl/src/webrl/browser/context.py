@@ -20,9 +20,9 @@ from playwright.async_api import BrowserContext, Page
 
 from webrl.browser.calls import Calls, quietly
 from webrl.browser.config import BrowserConfig
-from webrl.browser.errors import BrowserFault
 from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.page import LivePage
+from webrl.errors import BrowserFault
 from webrl.tasks import Task, Viewport
 
 if TYPE_CHECKING:

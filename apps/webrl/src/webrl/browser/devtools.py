@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import aiohttp
 import msgspec
 
-from webrl.browser.errors import BrowserFault
+from webrl.errors import BrowserFault
 
 _LOGGER = logging.getLogger(__name__)
 

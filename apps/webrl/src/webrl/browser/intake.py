@@ -17,8 +17,8 @@ from playwright.async_api import Dialog, Download, FileChooser, Page
 
 from webrl.browser.calls import Calls, quietly
 from webrl.browser.config import BrowserConfig
-from webrl.browser.errors import BrowserFault
 from webrl.browser.outcome import Event, EventKind
+from webrl.errors import BrowserFault
 
 _SHOWN_LENGTH = 200
 

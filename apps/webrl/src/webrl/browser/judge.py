@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from webrl.browser.errors import BrowserFault
 from webrl.browser.page import LivePage
+from webrl.errors import BrowserFault
 from webrl.tasks import Task
 
 _T = TypeVar("_T")

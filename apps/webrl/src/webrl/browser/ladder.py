@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 
-from webrl.browser.errors import FaultKind
+from webrl.errors import BrowserFaultKind
 
 
 class Rung(IntEnum):
@@ -24,7 +24,7 @@ class Rung(IntEnum):
     DRIVER = 4
 
 
-HIGHEST: Mapping[FaultKind, Rung] = {
+HIGHEST: Mapping[BrowserFaultKind, Rung] = {
     "navigation_error": Rung.PAGE,
     "blocked": Rung.NOTHING,
     "page_error": Rung.CONTEXT,
@@ -36,11 +36,11 @@ HIGHEST: Mapping[FaultKind, Rung] = {
 }
 """The last rung that is worth a try, by kind."""
 
-_FIRST: Mapping[FaultKind, Rung] = {"browser_lost": Rung.BROWSER, "driver_lost": Rung.DRIVER}
+_FIRST: Mapping[BrowserFaultKind, Rung] = {"browser_lost": Rung.BROWSER, "driver_lost": Rung.DRIVER}
 """The first rung that can help, by kind; `PAGE` for the others."""
 
 
-def next_rung(kind: FaultKind, tried: Rung) -> Rung | None:
+def next_rung(kind: BrowserFaultKind, tried: Rung) -> Rung | None:
     """Return what to replace after a fault, or `None` to give up.
 
     Args:

@@ -24,7 +24,6 @@ from webrl.browser.calls import Calls, quietly
 from webrl.browser.chromium import find_chromium
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import DevTools
-from webrl.browser.errors import BrowserFault
 from webrl.browser.processes import (
     browser_environment,
     kill_owned,
@@ -34,6 +33,7 @@ from webrl.browser.processes import (
     remove_folder,
     temporary_folder_for_children,
 )
+from webrl.errors import BrowserFault
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class LiveBrowser:
         """Launch a browser under `driver` and open its DevTools socket.
 
         Raises:
-            BrowserNotFoundError: there is no Chromium.
+            PreflightError: there is no Chromium.
             BrowserFault: it did not start within its deadline.
         """
         path = config.executable_path or str(find_chromium())

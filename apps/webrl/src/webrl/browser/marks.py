@@ -31,9 +31,9 @@ from webrl.actions import (
     ScrollMark,
     to_grid,
 )
-from webrl.browser.errors import BrowserFault
 from webrl.browser.outcome import Mark
 from webrl.browser.page import LivePage
+from webrl.errors import BrowserFault
 from webrl.tasks import Viewport
 
 _MIDDLE = (GRID_SIZE // 2, GRID_SIZE // 2)

@@ -20,9 +20,9 @@ from playwright.async_api import Page
 from webrl.browser.calls import Calls, quietly
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import Parameters
-from webrl.browser.errors import BrowserFault
 from webrl.browser.intake import PageIntake
 from webrl.browser.live_browser import LiveBrowser
+from webrl.errors import BrowserFault
 from webrl.tasks import Viewport
 
 _LOGGER = logging.getLogger(__name__)

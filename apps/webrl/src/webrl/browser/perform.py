@@ -30,8 +30,8 @@ from webrl.browser.addresses import refusal
 from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import Parameters
-from webrl.browser.errors import BrowserFault
 from webrl.browser.page import MOUSE_EVENT, LivePage
+from webrl.errors import BrowserFault
 
 _DRAG_STEPS = 5
 _MouseCall = tuple[str, Parameters]

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
-from webrl.browser.errors import BrowserFault
 from webrl.browser.frames import FirstFrames
 from webrl.browser.guard import GuardProxy
 from webrl.browser.ladder import Rung
@@ -33,7 +32,7 @@ from webrl.browser.perform import Performer
 from webrl.browser.processes import proportional_bytes, sweep_leftovers
 from webrl.browser.session import BrowserSession
 from webrl.browser.statistics import PoolStatistics
-from webrl.errors import BrowserError
+from webrl.errors import BrowserFault, RunFailedError
 from webrl.tasks import Task, TaskServer
 
 if TYPE_CHECKING:
@@ -154,9 +153,9 @@ class BrowserPool:
         """Return a living browser, started when there is none.
 
         Raises:
-            BrowserNotFoundError: there is no Chromium.
+            PreflightError: there is no Chromium.
             BrowserFault: it could not be started this time.
-            BrowserError: it was restarted too often.
+            RunFailedError: it was restarted too often.
         """
         browser = self._browser
         if browser is None or not browser.is_usable:
@@ -271,13 +270,13 @@ class BrowserPool:
         """Count one restart that nobody planned.
 
         Raises:
-            BrowserError: the budget is spent.
+            RunFailedError: the budget is spent.
         """
         now = self._clock()
         while self._restarts and now - self._restarts[0] > self.config.restart_window_s:
             self._restarts.popleft()
         if len(self._restarts) >= self.config.max_restarts:
-            raise BrowserError(
+            raise RunFailedError(
                 f"browser restarts must be <= {self.config.max_restarts} within "
                 f"{self.config.restart_window_s:g} s, got one more. Look for what ends the browser "
                 "(memory limit, missing libraries): start it by hand with --headless."

@@ -17,7 +17,6 @@ import msgspec
 from webrl.actions import Action, Answer, GoBack, InvalidAction, MarkAction
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
-from webrl.browser.errors import BrowserFault
 from webrl.browser.frames import FirstFrames
 from webrl.browser.judge import judge_answer, read_goal, read_state
 from webrl.browser.ladder import Rung, next_rung
@@ -28,6 +27,7 @@ from webrl.browser.page import LivePage
 from webrl.browser.pages import PageShelf
 from webrl.browser.perform import Performer
 from webrl.browser.settle import settle
+from webrl.errors import BrowserFault
 from webrl.tasks import Task
 
 _Look: TypeAlias = tuple[bytes, tuple[Mark, ...]]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from webrl.browser.errors import BrowserFault
 from webrl.browser.page import LivePage
+from webrl.errors import BrowserFault
 
 FIRST_PAUSE_S = 0.1
 """What a click needs to start a navigation; before it, the document still says `complete`."""

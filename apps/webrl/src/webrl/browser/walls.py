@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from webrl.browser.errors import BrowserFault
 from webrl.browser.page import LivePage
+from webrl.errors import BrowserFault
 
 _WALL_STATUS = frozenset({401, 403, 429, 503})
 _WALL_TEXT = re.compile(

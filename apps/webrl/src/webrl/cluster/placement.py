@@ -21,7 +21,7 @@ from ray.util.placement_group import (
 )
 
 from webrl.cluster.ray_cluster import NodeResources, cluster_nodes
-from webrl.errors import PlacementError
+from webrl.errors import PreflightError
 
 PLACEMENT_DEADLINE_S = 60.0
 """A placement group that passed the feasibility check is ready within seconds on a live cluster."""
@@ -70,7 +70,7 @@ def check_feasible(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) ->
     """Refuse a layout that the cluster cannot hold.
 
     Raises:
-        PlacementError: The roles together need more CPUs or GPUs than the cluster has.
+        PreflightError: The roles together need more CPUs or GPUs than the cluster has.
     """
     own = [role for role in roles if role.colocate_with is None]
     for kind, needed, available in (
@@ -87,7 +87,7 @@ def check_feasible(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) ->
     ):
         if needed > available + 1e-6:
             parts = " + ".join(f"{role.name} {role.num_workers}" for role in roles)
-            raise PlacementError(
+            raise PreflightError(
                 f"allocation_mode needs {needed:g} {kind} ({parts}), the cluster has "
                 f"{available:g} on {len(nodes)} nodes. Ask for fewer workers or join a larger "
                 "cluster through RAY_ADDRESS."
@@ -98,7 +98,7 @@ def check_fragments(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) -
     """Refuse a layout whose totals fit, but whose bundles do not fit whole into nodes.
 
     Raises:
-        PlacementError: A role has more bundles than find room, the larger roles placed before.
+        PreflightError: A role has more bundles than find room, the larger roles placed before.
     """
     free = [[node.num_cpus, node.num_gpus] for node in nodes]
     for role in _in_order(roles):
@@ -114,7 +114,7 @@ def check_fragments(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) -
                 num_placed += 1
         if num_placed < role.num_workers:
             left = ", ".join(f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in free[:8])
-            raise PlacementError(
+            raise PreflightError(
                 f"role {role.name!r} asks for {role.num_workers} bundles of {_text(bundle)}, and "
                 f"{num_placed} fit whole into the cluster's {len(nodes)} nodes although the totals "
                 f"fit; left on the nodes: {left}. Give the nodes CPUs to match their GPUs, or ask "
@@ -145,7 +145,7 @@ def setup_mixed_layout(roles: Sequence[RoleSpec]) -> dict[str, RolePlacement]:
     Roles with the most bundles go first, so that whole nodes are used before fragments.
 
     Raises:
-        PlacementError: The layout does not fit, or a group is not ready by the deadline.
+        PreflightError: The layout does not fit, or a group is not ready by the deadline.
     """
     nodes = cluster_nodes()
     check_feasible(roles, nodes)
@@ -155,7 +155,7 @@ def setup_mixed_layout(roles: Sequence[RoleSpec]) -> dict[str, RolePlacement]:
     try:
         for role in _in_order(roles):
             placements[role.name] = _place(role, _bundle(role, roles), order)
-    except PlacementError:
+    except PreflightError:
         release_layout(placements)
         raise
     for role in roles:
@@ -177,7 +177,7 @@ def _place(role: RoleSpec, bundle: Mapping[str, float], order: Sequence[str]) ->
     ready, _ = ray.wait([group.ready()], timeout=PLACEMENT_DEADLINE_S)
     if not ready:
         remove_placement_group(group)
-        raise PlacementError(
+        raise PreflightError(
             f"role {role.name!r} asks for {role.num_workers} bundles of {_text(bundle)}, and the "
             f"cluster could not place them within {PLACEMENT_DEADLINE_S:g} s: other work holds its "
             f"devices. Free of {len(order)} nodes are {_free_text()}. Wait for it, or end it."

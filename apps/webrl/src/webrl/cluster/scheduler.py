@@ -60,7 +60,7 @@ class RayScheduler:
             log_dir: Receives a log of each worker; None leaves them to Ray.
 
         Raises:
-            PlacementError: The roles do not fit the cluster.
+            PreflightError: The roles do not fit the cluster.
         """
         self._roles = {role.name: role for role in roles}
         self._log_dir = log_dir

@@ -61,7 +61,6 @@ def load_config(source: str, overrides: Sequence[str] = ()) -> LoadedConfig:
 
     Raises:
         ConfigError: The source does not exist or does not parse, or keys break rules.
-        AllocationError: `allocation_mode` does not parse.
     """
     name, shown, text = _read_source(source)
     try:

@@ -76,23 +76,27 @@ class WebRLConfig(Section):
     """How often what dies is started again."""
 
     def contradictions(self) -> list[Problem]:
-        """Return what sections say against each other.
-
-        Raises:
-            AllocationError: `allocation_mode` does not parse.
-        """
-        allocation = self.allocation
-        problems = _role_problems(allocation)
-        if not problems:
-            problems += server_problems(
-                self.cluster.n_inference_servers,
-                allocation.role("rollout").dims.d,
-                is_shared=allocation.shares_devices("rollout", "actor"),
-            )
-            problems += _device_problems(self, allocation)
-            problems += _batch_problems(self, allocation.role("actor").dims.d)
+        """Return what sections say against each other."""
+        problems = self._layout_problems()
         problems += [problem.under("actor") for problem in proximal_problems(self.actor)]
         return problems + _task_problems(self) + _room_problems(self)
+
+    def _layout_problems(self) -> list[Problem]:
+        """Return what is wrong with the roles, and what does not fit them."""
+        try:
+            allocation = self.allocation
+        except ConfigError as error:
+            return list(error.problems)
+        problems = _role_problems(allocation)
+        if problems:
+            return problems
+        rollout, actor = allocation.role("rollout"), allocation.role("actor")
+        is_shared = allocation.shares_devices("rollout", "actor")
+        return [
+            *server_problems(self.cluster.n_inference_servers, rollout.dims.d, is_shared=is_shared),
+            *_device_problems(self, allocation),
+            *_batch_problems(self, actor.dims.d),
+        ]
 
     @property
     def allocation(self) -> Allocation:

@@ -6,17 +6,5 @@
 from __future__ import annotations
 
 from webrl.embedded.config import EmbeddedServerConfig
-from webrl.embedded.errors import (
-    BadRequestError,
-    EmbeddedServerError,
-    WeightGroupError,
-    WeightUpdateError,
-)
 
-__all__ = [
-    "BadRequestError",
-    "EmbeddedServerConfig",
-    "EmbeddedServerError",
-    "WeightGroupError",
-    "WeightUpdateError",
-]
+__all__ = ["EmbeddedServerConfig"]

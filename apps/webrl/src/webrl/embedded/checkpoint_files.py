@@ -16,8 +16,8 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError, safe_open
 
-from webrl.embedded.errors import WeightUpdateError
 from webrl.embedded.weights import TensorSpec, WeightTable, refuse
+from webrl.errors import WeightUpdateError
 
 __all__ = ["read_checkpoint"]
 

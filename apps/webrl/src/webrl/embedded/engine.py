@@ -22,9 +22,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from webrl.embedded.errors import BadRequestError
 from webrl.embedded.request import GenerationRequest
 from webrl.embedded.scheduler import Delivery, Scheduler
+from webrl.errors import BadRequestError
 
 __all__ = ["Engine"]
 

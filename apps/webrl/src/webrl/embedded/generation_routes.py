@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from webrl.embedded.errors import BadRequestError
 from webrl.embedded.request import Answer, GenerationRequest
 from webrl.embedded.state import STATE, ServerState
 from webrl.embedded.wire import (
@@ -26,6 +25,7 @@ from webrl.embedded.wire import (
     decode_body,
     decode_image,
 )
+from webrl.errors import BadRequestError
 
 __all__ = ["generation_routes"]
 

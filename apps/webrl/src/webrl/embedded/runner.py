@@ -22,10 +22,10 @@ import torch
 from PIL import Image
 
 from webrl.embedded.config import EmbeddedServerConfig
-from webrl.embedded.errors import BadRequestError
 from webrl.embedded.kv_cache import DecodeView, PrefillCapture
 from webrl.embedded.prompt import PreparedPrompt, PromptState, prepared_key
 from webrl.embedded.vision import VisionEncoder
+from webrl.errors import BadRequestError
 from webrl.policy import PolicyProcessor, load_policy
 
 __all__ = ["ModelRunner", "Runner", "load_runner"]

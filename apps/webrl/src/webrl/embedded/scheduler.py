@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from webrl.embedded.batch import Drawn, RunningBatch
-from webrl.embedded.errors import BadRequestError
 from webrl.embedded.request import Answer, FinishReason, GenerationRequest
 from webrl.embedded.runner import Runner
+from webrl.errors import BadRequestError
 
 __all__ = ["Delivery", "PauseMode", "Scheduler", "SchedulerConfig", "SchedulerStatistics"]
 

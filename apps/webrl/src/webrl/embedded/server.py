@@ -21,13 +21,13 @@ from aiohttp.typedefs import Handler, Middleware
 
 from webrl.embedded.config import EmbeddedServerConfig
 from webrl.embedded.engine import Engine
-from webrl.embedded.errors import BadRequestError, EmbeddedServerError
 from webrl.embedded.generation_routes import generation_routes
 from webrl.embedded.runner import load_runner
 from webrl.embedded.scheduler import Scheduler, SchedulerConfig
 from webrl.embedded.state import STATE, ServerState
 from webrl.embedded.token import token_check
 from webrl.embedded.weight_routes import weight_routes
+from webrl.errors import BadRequestError, WeightUpdateError
 
 __all__ = ["build_app", "build_state", "serve"]
 
@@ -73,7 +73,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except BadRequestError as error:
         return _failure(400, {"error": {"message": str(error)}})
-    except EmbeddedServerError as error:
+    except WeightUpdateError as error:
         return _failure(400, {"success": False, "message": str(error)})
     except web.HTTPException:
         raise

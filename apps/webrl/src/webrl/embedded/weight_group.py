@@ -31,9 +31,9 @@ from torch.distributed.distributed_c10d import (
 )
 from torch.distributed.rendezvous import rendezvous
 
-from webrl.embedded.errors import WeightGroupError
 from webrl.embedded.weights import TensorSpec
 from webrl.embedded.wire import InitGroupBody
+from webrl.errors import WeightUpdateError
 
 __all__ = ["WeightGroups", "parse_specs"]
 
@@ -46,10 +46,10 @@ def parse_specs(
     """Return the specs that an update's three lists describe.
 
     Raises:
-        WeightGroupError: Lists of unequal length, an empty one, an unknown dtype, a bad shape.
+        WeightUpdateError: Lists of unequal length, an empty one, an unknown dtype, a bad shape.
     """
     if not names or not len(names) == len(dtypes) == len(shapes):
-        raise WeightGroupError(
+        raise WeightUpdateError(
             "names, dtypes and shapes must have one length > 0, got "
             f"{len(names)}, {len(dtypes)} and {len(shapes)}. Nothing was received."
         )
@@ -57,12 +57,12 @@ def parse_specs(
     for name, dtype_name, shape in zip(names, dtypes, shapes, strict=True):
         dtype = getattr(torch, dtype_name.removeprefix("torch."), None)
         if not isinstance(dtype, torch.dtype):
-            raise WeightGroupError(
+            raise WeightUpdateError(
                 f"dtype of {name!r} must be a torch dtype, got {dtype_name!r}. "
                 "Nothing was received."
             )
         if any(size < 0 for size in shape):
-            raise WeightGroupError(f"shape of {name!r} must not be negative, got {list(shape)}.")
+            raise WeightUpdateError(f"shape of {name!r} must not be negative, got {list(shape)}.")
         specs.append(TensorSpec(name=name, shape=tuple(shape), dtype=dtype))
     return specs
 
@@ -92,7 +92,7 @@ class WeightGroups:
         """Join a group; returns once all its members are there.
 
         Raises:
-            WeightGroupError: The name is taken, the numbers are impossible, or not all came.
+            WeightUpdateError: The name is taken, the numbers are impossible, or not all came.
         """
         self._check(body)
         try:
@@ -100,7 +100,7 @@ class WeightGroups:
                 _ensure_default_group()
             group = self._open(body)
         except (RuntimeError, ValueError, OSError) as error:
-            raise WeightGroupError(
+            raise WeightUpdateError(
                 f"group {body.group_name!r} must form at {body.master_address}:{body.master_port}, "
                 f"got: {error}. Open rank 0 at the same time, on a free port."
             ) from error
@@ -109,23 +109,23 @@ class WeightGroups:
 
     def _check(self, body: InitGroupBody) -> None:
         if not body.group_name:
-            raise WeightGroupError("group_name must not be empty, got ''. Name the group.")
+            raise WeightUpdateError("group_name must not be empty, got ''. Name the group.")
         if body.group_name in self._groups:
-            raise WeightGroupError(
+            raise WeightUpdateError(
                 f"group_name must be new, got {body.group_name!r}, which was joined already. "
                 "Destroy it first, or take another name."
             )
         if not 0 < body.rank_offset < body.world_size:
-            raise WeightGroupError(
+            raise WeightUpdateError(
                 f"rank_offset must be in [1, world_size), got {body.rank_offset} of "
                 f"{body.world_size}. Rank 0 is the trainer."
             )
         if body.backend not in ("gloo", "nccl"):
-            raise WeightGroupError(
+            raise WeightUpdateError(
                 f"backend must be 'gloo' or 'nccl', got {body.backend!r}. Use gloo on CPUs."
             )
         if body.backend == "nccl" and self._device.type != "cuda":
-            raise WeightGroupError(
+            raise WeightUpdateError(
                 f"backend must be 'gloo' on {self._device.type}, got 'nccl'. Use gloo on CPUs."
             )
 
@@ -155,14 +155,14 @@ class WeightGroups:
         """Leave a group.
 
         Raises:
-            WeightGroupError: No such group.
+            WeightUpdateError: No such group.
         """
         if group_name in self._broken:
             self._broken.remove(group_name)
             return
         group = self._groups.pop(group_name, None)
         if group is None:
-            raise WeightGroupError(
+            raise WeightUpdateError(
                 f"group {group_name!r} must exist to be destroyed, got {list(self.names)}."
             )
         dist.destroy_process_group(group)
@@ -178,11 +178,11 @@ class WeightGroups:
             is_flattened: One broadcast of all bytes, else one per tensor.
 
         Raises:
-            WeightGroupError: No such group, or the broadcast failed.
+            WeightUpdateError: No such group, or the broadcast failed.
         """
         group = self._groups.get(group_name)
         if group is None:
-            raise WeightGroupError(
+            raise WeightUpdateError(
                 f"Group {group_name!r} not in {list(self.names)}. "
                 "Please call `init_weights_update_group` first."
             )
@@ -192,7 +192,7 @@ class WeightGroups:
             return self._receive_each(group, specs)
         except RuntimeError as error:
             self._drop(group_name)
-            raise WeightGroupError(
+            raise WeightUpdateError(
                 f"broadcast in group {group_name!r} must complete within "
                 f"{self._timeout.total_seconds():g} s, got: {error}. The group is dropped and the "
                 "weights are as before: destroy it on rank 0 and open a new one."

@@ -17,7 +17,6 @@ import msgspec
 from aiohttp import web
 
 from webrl.embedded.checkpoint_files import read_checkpoint
-from webrl.embedded.errors import WeightUpdateError
 from webrl.embedded.state import STATE
 from webrl.embedded.weight_group import parse_specs
 from webrl.embedded.weights import refuse
@@ -30,6 +29,7 @@ from webrl.embedded.wire import (
     VersionBody,
     decode_body,
 )
+from webrl.errors import WeightUpdateError
 
 __all__ = ["weight_routes"]
 

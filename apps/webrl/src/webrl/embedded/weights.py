@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from webrl.embedded.errors import WeightUpdateError
+from webrl.errors import WeightUpdateError
 
 __all__ = ["TensorSpec", "WeightTable", "tensor_checksum"]
 

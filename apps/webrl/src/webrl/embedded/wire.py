@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from webrl.embedded.errors import BadRequestError
+from webrl.errors import BadRequestError
 
 __all__ = [
     "AbortBody",

@@ -63,7 +63,7 @@ async def launch(
         The started system.
 
     Raises:
-        PlacementError: The roles do not fit.
+        PreflightError: The roles do not fit.
         ServerStartError: A server did not start.
         EngineCallError: A worker did not start.
     """

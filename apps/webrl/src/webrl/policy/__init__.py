@@ -15,10 +15,8 @@ looking; it does not read: pages that ask for one of two lettered buttons stay a
 
 from __future__ import annotations
 
-from webrl.errors import PolicyError
 from webrl.policy.checkpoint import build_model_config, init_policy, load_policy
 from webrl.policy.config import PAGE_KINDS, ActionGrid, InitPolicyConfig, WarmupConfig
-from webrl.policy.errors import CheckpointError, PromptError
 from webrl.policy.images import PatchExtractor, PatchGrid
 from webrl.policy.positions import position_ids
 from webrl.policy.processor import ModelInputs, PolicyProcessor
@@ -31,15 +29,12 @@ __all__ = [
     "PAGE_KINDS",
     "SYSTEM_PROMPT",
     "ActionGrid",
-    "CheckpointError",
     "InitPolicyConfig",
     "ModelInputs",
     "PageFactory",
     "PatchExtractor",
     "PatchGrid",
-    "PolicyError",
     "PolicyProcessor",
-    "PromptError",
     "SyntheticPage",
     "WarmupConfig",
     "WarmupReport",

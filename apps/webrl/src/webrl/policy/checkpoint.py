@@ -26,9 +26,9 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.utils import logging as transformers_logging
 
+from webrl.errors import PolicyError
 from webrl.policy import tokenizer as vocabulary
 from webrl.policy.config import InitPolicyConfig
-from webrl.policy.errors import CheckpointError
 from webrl.policy.processor import PolicyProcessor
 from webrl.policy.prompt import TINY_CHAT_TEMPLATE
 from webrl.policy.warmup.training import WarmupReport, warm_up
@@ -55,11 +55,11 @@ def load_policy(
         The model, in evaluation mode, on the CPU.
 
     Raises:
-        CheckpointError: If `path` is not a checkpoint directory.
+        PolicyError: If `path` is not a checkpoint directory.
     """
     if not (Path(path) / "config.json").is_file():
         msg = f"path must be a checkpoint directory with a config.json, got {str(path)!r}."
-        raise CheckpointError(msg)
+        raise PolicyError(msg)
     model = AutoModelForImageTextToText.from_pretrained(
         path, dtype=dtype, attn_implementation="sdpa"
     )

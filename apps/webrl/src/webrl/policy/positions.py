@@ -12,7 +12,7 @@ from itertools import groupby
 
 import torch
 
-from webrl.policy.errors import PromptError
+from webrl.errors import PolicyError
 from webrl.policy.images import PatchGrid
 
 
@@ -28,7 +28,7 @@ def position_ids(is_image: Sequence[bool], grids: Sequence[PatchGrid]) -> torch.
         Positions along time, height and width.
 
     Raises:
-        PromptError: If runs of placeholders and grids do not match.
+        PolicyError: If runs of placeholders and grids do not match.
     """
     remaining = list(grids)
     parts: list[torch.Tensor] = []
@@ -45,7 +45,7 @@ def position_ids(is_image: Sequence[bool], grids: Sequence[PatchGrid]) -> torch.
                 f"image placeholders must come in runs of {wanted} tokens, got {length}. "
                 "Expand the placeholders for the sizes of these images."
             )
-            raise PromptError(msg)
+            raise PolicyError(msg)
         grid = remaining.pop(0)
         rows, columns = grid.height // grid.merge, grid.width // grid.merge
         time = torch.full((length,), start)
@@ -58,5 +58,5 @@ def position_ids(is_image: Sequence[bool], grids: Sequence[PatchGrid]) -> torch.
             f"images must be as many as runs of placeholders, got {len(remaining)} more. "
             "Give one image per placeholder."
         )
-        raise PromptError(msg)
+        raise PolicyError(msg)
     return torch.cat(parts, dim=1) if parts else torch.zeros(3, 0, dtype=torch.int64)

@@ -25,7 +25,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from webrl.policy.errors import CheckpointError, PromptError
+from webrl.errors import PolicyError
 from webrl.policy.images import PatchExtractor, PatchGrid
 from webrl.policy.positions import position_ids
 from webrl.policy.prompt import chat
@@ -61,13 +61,13 @@ class PolicyProcessor:
     def __init__(self, path: Path) -> None:
         if not (path / "config.json").is_file():
             msg = f"path must be a checkpoint directory with a config.json, got {str(path)!r}."
-            raise CheckpointError(msg)
+            raise PolicyError(msg)
         config = AutoConfig.from_pretrained(path)
         self._image_token_id = int(config.image_token_id)
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         if self._tokenizer.chat_template is None:
             msg = f"path must hold a chat template, got none in {str(path)!r}."
-            raise CheckpointError(msg)
+            raise PolicyError(msg)
         self._images = PatchExtractor(Qwen2VLImageProcessorPil.from_pretrained(path))
         generation = _generation_config(path)
         self.eos_token_id = int(self._tokenizer.eos_token_id)
@@ -89,7 +89,7 @@ class PolicyProcessor:
             The processor.
 
         Raises:
-            CheckpointError: If the directory holds no config or no chat template.
+            PolicyError: If the directory holds no config or no chat template.
         """
         return cls(Path(path))
 
@@ -126,7 +126,7 @@ class PolicyProcessor:
             The ids that the model reads.
 
         Raises:
-            PromptError: If placeholders and sizes differ in number.
+            PolicyError: If placeholders and sizes differ in number.
         """
         return self._expand(token_ids, [self._images.grid(*size) for size in sizes])
 
@@ -144,7 +144,7 @@ class PolicyProcessor:
             read only.
 
         Raises:
-            PromptError: If placeholders and images differ in number.
+            PolicyError: If placeholders and images differ in number.
             PIL.UnidentifiedImageError: If one of `images` is no image.
         """
         patches, grids = [], []
@@ -207,7 +207,7 @@ class PolicyProcessor:
                 f"token_ids must hold one placeholder per image ({len(grids)}), "
                 f"got {num_placeholders}. Build the prompt for this number of images."
             )
-            raise PromptError(msg)
+            raise PolicyError(msg)
         counts = iter(grids)
         expanded: list[int] = []
         for token in token_ids:

@@ -17,8 +17,7 @@ from awrl_rollout import (
     ServerUnavailableError,
 )
 
-from webrl.browser import BrowserFault
-from webrl.errors import JudgeError
+from webrl.errors import BrowserFault, JudgeError
 
 BROWSER_FAULTS: Mapping[str, FaultKind] = {
     "browser_lost": FaultKind.BROWSER_LOST,

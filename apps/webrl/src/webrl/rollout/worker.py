@@ -130,7 +130,7 @@ class RolloutWorker:
         """Start browser and generation; returns the process id of this worker.
 
         Raises:
-            BrowserError: No browser could be started.
+            RunFailedError: No browser could be started.
             JudgeError: The environment lacks the judge's key.
         """
         spec = self._spec
