@@ -14,7 +14,7 @@ from awrl_rollout import (
     FaultKind,
     VirtualClock,
 )
-from awrl_rollout.episode import Fault, Measured, record_fault, record_result
+from awrl_rollout.episode import Fault, record_of
 from awrl_rollout.executor import SlotView
 from awrl_rollout.testing import settle
 
@@ -110,18 +110,18 @@ class ScriptedWorker:
         """End an episode well."""
         result = EpisodeResult(is_success=reward > 0, reward=reward, oldest_version=oldest_version)
         request = self.requests.pop(episode_id)
-        self.deliver(record_result(request, result, Measured(worker=self._name)))
+        self.deliver(record_of(request, result, worker=self._name))
 
     def filter_out(self, episode_id: str) -> None:
         """End an episode as a workflow does that answers None."""
         request = self.requests.pop(episode_id)
-        self.deliver(record_result(request, None, Measured(worker=self._name)))
+        self.deliver(record_of(request, None, worker=self._name))
 
     def fail(self, episode_id: str, kind: FaultKind = FaultKind.BROWSER_LOST) -> None:
         """End an episode with a fault."""
-        fault = Fault(kind=kind, boundary="script", error_type="", message="as scripted")
+        fault = Fault(kind=kind, boundary="script", message="as scripted")
         request = self.requests.pop(episode_id)
-        self.deliver(record_fault(request, fault, Measured(worker=self._name)))
+        self.deliver(record_of(request, fault, worker=self._name))
 
     def forget(self, episode_id: str) -> None:
         """Lose an episode: it holds no slot and no record will ever come."""

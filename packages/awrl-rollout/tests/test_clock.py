@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from awrl_rollout import RealClock, VirtualClock
+from awrl_rollout import VirtualClock
+from awrl_rollout.clock import RealClock
 from awrl_rollout.concurrency import Signal
 
 

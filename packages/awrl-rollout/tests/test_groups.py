@@ -4,6 +4,7 @@ import pytest
 from awrl_rollout import (
     ControllerConfig,
     EpisodeRecord,
+    EpisodeRequest,
     Fault,
     FaultKind,
     Outcome,
@@ -29,7 +30,8 @@ def record(episode_id: str, outcome: Outcome, version: int = 0) -> EpisodeRecord
 
 def ended(tracker: GroupTracker, index: int, outcome: Outcome) -> CompleteGroup | None:
     request = make_group("g", 3)[index]
-    return tracker.ended(request, record(request.episode_id, outcome)).complete
+    following = tracker.ended(request, record(request.episode_id, outcome))
+    return following if isinstance(following, CompleteGroup) else None
 
 
 def test_records_are_keyed_by_member_and_not_by_arrival() -> None:
@@ -48,14 +50,14 @@ def test_a_refill_keeps_its_place_and_goes_first_in_line() -> None:
     tracker.open(make_group("g", 3))
     tracker.open(make_group("h", 1))
     first = tracker.pending.popleft()
-    refill = tracker.ended(first, record("g/0", Outcome.FAULT)).refill
-    assert refill is not None
+    refill = tracker.ended(first, record("g/0", Outcome.FAULT))
+    assert isinstance(refill, EpisodeRequest)
     assert (refill.episode_id, refill.member, refill.attempt) == ("g/0~1", 0, 1)
     assert tracker.pending.popleft() == refill
-    again = tracker.ended(refill, record("g/0~1", Outcome.FAULT)).refill
-    assert again is not None
+    again = tracker.ended(refill, record("g/0~1", Outcome.FAULT))
+    assert isinstance(again, EpisodeRequest)
     assert again.episode_id == "g/0~2"
-    assert tracker.ended(again, record("g/0~2", Outcome.FAULT)).refill is None
+    assert tracker.ended(again, record("g/0~2", Outcome.FAULT)) is None
 
 
 def test_filtered_members_are_not_refilled() -> None:

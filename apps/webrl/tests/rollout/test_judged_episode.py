@@ -20,8 +20,8 @@ from awrl_rollout import (
     FaultKind,
     GenerateRequest,
     GenerateResult,
-    RealClock,
     RetryPolicy,
+    VirtualClock,
 )
 from PIL import Image
 from webrl.browser import BrowserConfig, BrowserPool
@@ -143,7 +143,7 @@ def _episode(
             )
             payload = EpisodeTask(definition=task, seed=0)
             request = EpisodeRequest(episode_id="7/0", group_id="7", payload=payload)
-            context = EpisodeContext(slot=0, worker="w", attempt=0, clock=RealClock())
+            context = EpisodeContext(slot=0, worker="w", attempt=0, clock=VirtualClock())
             try:
                 result = await workflow(request, context)
             finally:

@@ -11,8 +11,8 @@ from awrl_rollout import (
     FaultKind,
     GenerateRequest,
     GenerateResult,
-    RealClock,
     ServerUnavailableError,
+    VirtualClock,
 )
 from webrl.actions import ActionMode
 from webrl.browser import BrowserConfig, BrowserPool
@@ -73,7 +73,7 @@ def run_episode(
                 processor=processor,
                 config=WorkflowConfig(temperature=0.7, max_new_tokens=9, action_mode=mode),
             )
-            context = EpisodeContext(slot=0, worker="w", attempt=0, clock=RealClock())
+            context = EpisodeContext(slot=0, worker="w", attempt=0, clock=VirtualClock())
             payload = EpisodeTask(definition=load_task(TASK), seed=5, greedy=greedy)
             request = EpisodeRequest(episode_id="7/0", group_id="7", payload=payload)
             try:

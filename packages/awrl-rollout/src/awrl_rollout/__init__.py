@@ -8,11 +8,7 @@ from awrl_rollout.callback import (
     CallbackNotifier,
     CallbackServer,
 )
-from awrl_rollout.clock import (
-    Clock,
-    RealClock,
-    VirtualClock,
-)
+from awrl_rollout.clock import VirtualClock
 from awrl_rollout.controller import (
     ControllerConfig,
     FaultBreaker,
@@ -41,8 +37,8 @@ from awrl_rollout.executor import (
     EpisodeContext,
     ExecutorStatistics,
     LocalWorker,
+    SlotTime,
     SyncPool,
-    SyncPoolStatistics,
     WorkflowExecutor,
 )
 from awrl_rollout.generation import (
@@ -64,7 +60,6 @@ __all__ = [
     "BatchTimeoutError",
     "CallbackNotifier",
     "CallbackServer",
-    "Clock",
     "ControllerConfig",
     "EpisodeContext",
     "EpisodeFaultError",
@@ -81,7 +76,6 @@ __all__ = [
     "InterruptibleGenerator",
     "LocalWorker",
     "Outcome",
-    "RealClock",
     "RetryPolicy",
     "RolloutBatch",
     "RolloutController",
@@ -90,10 +84,10 @@ __all__ = [
     "SGLangClientConfig",
     "ServerRefusedError",
     "ServerUnavailableError",
+    "SlotTime",
     "StarvedError",
     "StickyRouter",
     "SyncPool",
-    "SyncPoolStatistics",
     "VirtualClock",
     "WeightBucket",
     "Worker",

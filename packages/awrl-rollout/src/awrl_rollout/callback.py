@@ -45,7 +45,6 @@ class CallbackServer:
         on_completion: Called with the worker's name, once per callback; for example
             `RolloutController.notify`.
         token: Shared secret; None makes one.
-        host: Address to listen on.
         port: Port; 0 picks a free one.
 
     Raises:
@@ -123,12 +122,6 @@ class CallbackNotifier:
 
     It raises nothing: a callback that fails is logged, and the controller's polling finds the
     records.
-
-    Args:
-        url: `CallbackServer.url`.
-        token: `CallbackServer.token`.
-        worker: Name of the worker.
-        timeout_s: Limit for one callback.
     """
 
     def __init__(self, url: str, *, token: str, worker: str, timeout_s: float = 5.0) -> None:

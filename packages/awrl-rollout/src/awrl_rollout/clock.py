@@ -46,11 +46,7 @@ class RealClock:
 
 
 class VirtualClock:
-    """A clock whose loop jumps over idle time.
-
-    Args:
-        start_s: What `time` answers at first.
-    """
+    """A clock whose loop jumps over idle time."""
 
     def __init__(self, *, start_s: float = 0.0) -> None:
         self._now_s = start_s

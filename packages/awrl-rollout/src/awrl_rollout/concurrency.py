@@ -102,11 +102,7 @@ class TaskScope:
             task.cancel()
 
     async def leave(self, error: BaseException | None) -> None:
-        """Return when every child has ended.
-
-        Args:
-            error: What ended the block's body.
-        """
+        """Return when every child has ended."""
         group, self._group = self._group, None
         if group is None:
             return

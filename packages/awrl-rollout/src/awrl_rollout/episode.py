@@ -36,10 +36,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """What broke."""
     boundary: str
     """Which named boundary saw it, for example `executor` or `worker`."""
-    error_type: str
-    """Class name of the exception, or empty when there was none."""
     message: str
     """The exception's text or a sentence."""
+    error_type: str = ""
+    """Class name of the exception, or empty when there was none."""
     num_attempts: int = 1
     """How often the executor ran the episode before it gave up."""
 
@@ -124,38 +124,22 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.outcome in (Outcome.SUCCESS, Outcome.FAILURE)
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What the executor adds to a record of its own."""
-
-    worker: str = ""
-    num_attempts: int = 1
-    started_s: float = 0.0
-    ended_s: float = 0.0
-
-
-def record_result(
-    request: EpisodeRequest, result: EpisodeResult | None, measured: Measured
-) -> EpisodeRecord:
-    """Return the record of an episode whose workflow returned; None means rejected."""
-    if result is None:
-        return _record(request, measured, Outcome.REJECTED)
-    outcome = Outcome.SUCCESS if result.is_success else Outcome.FAILURE
-    return _record(request, measured, outcome, result=result)
-
-
-def record_fault(request: EpisodeRequest, fault: Fault, measured: Measured) -> EpisodeRecord:
-    """Return the record of an episode that was lost."""
-    return _record(request, measured, Outcome.FAULT, fault=fault)
-
-
-def _record(
+def record_of(
     request: EpisodeRequest,
-    measured: Measured,
-    outcome: Outcome,
+    answer: EpisodeResult | Fault | None,
     *,
-    result: EpisodeResult | None = None,
-    fault: Fault | None = None,
+    worker: str = "",
+    num_attempts: int = 1,
+    started_s: float = 0.0,
+    ended_s: float = 0.0,
 ) -> EpisodeRecord:
+    """Return the record of an episode that ended with a result, a fault, or None: filtered out."""
+    result = answer if isinstance(answer, EpisodeResult) else None
+    outcome = Outcome.REJECTED
+    if isinstance(answer, Fault):
+        outcome = Outcome.FAULT
+    elif result is not None:
+        outcome = Outcome.SUCCESS if result.is_success else Outcome.FAILURE
     return EpisodeRecord(
         episode_id=request.episode_id,
         group_id=request.group_id,
@@ -167,9 +151,9 @@ def _record(
         reward=None if result is None else result.reward,
         oldest_version=None if result is None else result.oldest_version,
         newest_version=None if result is None else result.newest_version,
-        fault=fault,
-        num_attempts=measured.num_attempts,
-        worker=measured.worker,
-        started_s=measured.started_s,
-        ended_s=measured.ended_s,
+        fault=answer if isinstance(answer, Fault) else None,
+        num_attempts=num_attempts,
+        worker=worker,
+        started_s=started_s,
+        ended_s=ended_s,
     )

@@ -80,10 +80,7 @@ def lognormal_durations(
 ) -> Callable[[EpisodeRequest], float]:
     """Return a lognormal duration per episode id, the same in every pool that runs it.
 
-    Args:
-        mean_s: Mean, in seconds.
-        cv: Standard deviation over mean; 1 is the heavy tail of web episodes.
-        seed: Seed of the whole assignment.
+    `cv` is the standard deviation over the mean; 1 is the heavy tail of web episodes.
     """
     variance = math.log(1.0 + cv * cv)
     mu, sigma = math.log(mean_s) - variance / 2.0, math.sqrt(variance)
@@ -118,10 +115,6 @@ class ScriptedClient:
 
     Args:
         script: What happens to the first attempts, one item each.
-        version: Weight version at the start.
-        vocab_size: Tokens are in [0, vocab_size).
-        end_token_id: Token that ends an answer.
-        on_attempt: Called with each attempt before it is answered.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from awrl_rollout import (
     FaultBreaker,
     GroupResult,
     RolloutBatch,
-    SyncPoolStatistics,
+    SlotTime,
 )
 
 from webrl.cluster.scheduler import RayScheduler, WorkerHandle
@@ -98,7 +98,7 @@ class SynchronousRollouts:
 
     async def metrics(self) -> dict[str, float]:
         """Return figures of the rounds since the last call."""
-        rounds: list[SyncPoolStatistics] = await self._scheduler.async_call_engine(
+        rounds: list[SlotTime] = await self._scheduler.async_call_engine(
             self._workers, "round_statistics", timeout_s=STATISTICS_DEADLINE_S
         )
         busy_s, alive_s = sum(r.busy_s for r in rounds), sum(r.alive_s for r in rounds)

@@ -29,9 +29,9 @@ from awrl_rollout import (
     RetryPolicy,
     SGLangClient,
     SGLangClientConfig,
+    SlotTime,
     StickyRouter,
     SyncPool,
-    SyncPoolStatistics,
     WorkflowExecutor,
 )
 
@@ -199,7 +199,7 @@ class RolloutWorker:
             raise RuntimeError("run_round needs a synchronous worker, got an everlasting one.")
         return await self._pool.run_round(requests)
 
-    async def round_statistics(self) -> SyncPoolStatistics:
+    async def round_statistics(self) -> SlotTime:
         """Return rounds and slot time of a synchronous worker."""
         if self._pool is None:
             raise RuntimeError("round_statistics needs a synchronous worker.")

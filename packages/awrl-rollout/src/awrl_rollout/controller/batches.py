@@ -118,14 +118,7 @@ class GroupHooks(NamedTuple):
 
 
 class BatchAssembler:
-    """Carries one run's records from their arrival to a batch.
-
-    Args:
-        manager: The run's one authority on pacing.
-        groups: Open groups.
-        config: What happens to groups that lost members.
-        hooks: The caller's.
-    """
+    """Carries one run's records from their arrival to a batch."""
 
     def __init__(
         self,
@@ -160,14 +153,13 @@ class BatchAssembler:
             if record.oldest_version is None:
                 record = msgspec.structs.replace(record, oldest_version=request.weight_version)
             manager.finish(request.episode_id, oldest_version=record.oldest_version)
-        ending = self._groups.ended(request, record)
-        if ending.refill is not None:
-            manager.enqueue(
-                ending.refill.episode_id, group_id=request.group_id, label=request.label
-            )
-        if ending.complete is not None:
-            self._completed(ending.complete)
-        return ending.complete
+        following = self._groups.ended(request, record)
+        if isinstance(following, CompleteGroup):
+            self._completed(following)
+            return following
+        if following is not None:
+            manager.enqueue(following.episode_id, group_id=request.group_id, label=request.label)
+        return None
 
     def late(self, record: EpisodeRecord) -> None:
         """Pass on the record of an episode that was given up before."""
@@ -186,11 +178,11 @@ class BatchAssembler:
         """End every open group in the ledger; return the calls that tell the hooks of it."""
         abandoned, hooks = self._groups.abandon(), self._hooks
         calls: list[Callable[[], None]] = []
-        for group_id, members in abandoned.items():
-            for episode_id in members.episode_ids:
+        for group_id, (records, episode_ids) in abandoned.items():
+            for episode_id in episode_ids:
                 self._manager.reject(episode_id, reason)
             self._manager.close_group(group_id)
-            calls.append(partial(hooks.discarded, members.records, reason))
+            calls.append(partial(hooks.discarded, records, reason))
             calls.append(partial(hooks.dropped, group_id, reason))
         return calls
 

@@ -20,7 +20,6 @@ class FaultBreaker:
 
     Args:
         max_share: Largest share of faults; None never opens.
-        window: Episodes that the share is taken over.
     """
 
     def __init__(self, *, max_share: float | None, window: int) -> None:

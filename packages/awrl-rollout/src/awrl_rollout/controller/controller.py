@@ -78,15 +78,12 @@ class RolloutController:
     """Keeps workers full and hands complete groups to a trainer; use it as `async with`.
 
     Args:
-        workers: The first workers; more can be added.
-        manager: The run's one authority on pacing.
         source: Returns the next group's requests, None when a single pass is over.
         accept_group: Returns why a complete group is rejected, None to accept it.
         on_discarded: Told of each record that no batch will hold, with the reason.
         on_group_dropped: Told of each group that no batch will hold, with the reason.
         extra_bounds: Further named admission bounds, in episodes.
         on_worker_lost: Called with the name of a worker that died, so that it can be replaced.
-        clock: Source of time.
     """
 
     def __init__(
@@ -202,11 +199,7 @@ class RolloutController:
     async def prepare_batch(
         self, num_episodes: int, *, timeout_s: float | None = None
     ) -> RolloutBatch:
-        """Return the oldest complete groups, once they were asked for `num_episodes`.
-
-        Args:
-            num_episodes: Episodes, counted as the groups were asked for.
-            timeout_s: Limit for the wait; None for none.
+        """Return the oldest complete groups, once they were asked for `num_episodes` in sum.
 
         Raises:
             BatchTimeoutError: It did not fill in time; nothing was consumed.

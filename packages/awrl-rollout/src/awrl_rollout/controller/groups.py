@@ -33,23 +33,6 @@ class CompleteGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Members lost to faults after their last refill."""
 
 
-class MemberEnding(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from one member's end; at most one of the two is set."""
-
-    refill: EpisodeRequest | None = None
-    """Already in the pending line; the ledger has to hear of it."""
-    complete: CompleteGroup | None = None
-
-
-class AbandonedGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """An open group that nobody waits for any more."""
-
-    episode_ids: list[str]
-    """Members that the ledger still holds: ended well, or waiting for a slot."""
-    records: list[EpisodeRecord]
-    """Members that ended well."""
-
-
 class _OpenGroup(msgspec.Struct):
     sequence: int
     requests: dict[int, EpisodeRequest]
@@ -107,33 +90,40 @@ class GroupTracker:
             for group in self._groups.values()
         )
 
-    def ended(self, request: EpisodeRequest, record: EpisodeRecord) -> MemberEnding:
-        """Note a member's end and return what follows from it."""
+    def ended(
+        self, request: EpisodeRequest, record: EpisodeRecord
+    ) -> EpisodeRequest | CompleteGroup | None:
+        """Note a member's end; return its refill, its group when that is complete, or None.
+
+        A refill is in the pending line already; the ledger has to be told of it.
+        """
         group = self._groups[request.group_id]
         if record.outcome is Outcome.FAULT and request.attempt < self._max_refills:
-            refill = self._refill(group, request)
-            return MemberEnding(refill=refill)
+            return self._refill(group, request)
         if record.outcome is Outcome.FAULT:
             group.num_lost += 1
         elif record.outcome is not Outcome.REJECTED:
             group.records[request.member] = record
         group.num_open -= 1
         if group.num_open:
-            return MemberEnding()
+            return None
         del self._groups[request.group_id]
-        return MemberEnding(complete=_complete(request.group_id, group))
+        return _complete(request.group_id, group)
 
-    def abandon(self) -> dict[str, AbandonedGroup]:
-        """Forget everything and return what was left, by open group."""
+    def abandon(self) -> dict[str, tuple[list[EpisodeRecord], list[str]]]:
+        """Forget everything; return, by open group, its records and the ids in the ledger.
+
+        The ledger still holds members that ended well and those that wait for a slot.
+        """
         left = {
-            group_id: AbandonedGroup(
-                episode_ids=[record.episode_id for record in group.records.values()],
-                records=list(group.records.values()),
+            group_id: (
+                list(group.records.values()),
+                [record.episode_id for record in group.records.values()],
             )
             for group_id, group in self._groups.items()
         }
         for request in self.pending:
-            left[request.group_id].episode_ids.append(request.episode_id)
+            left[request.group_id][1].append(request.episode_id)
         self._groups.clear()
         self.pending.clear()
         return left

@@ -73,13 +73,8 @@ def describe_wait(
 ) -> str:
     """Return what the trainer waits for, and where most of the slots are stuck.
 
-    Args:
-        num_missing: Episodes that the trainer still waits for.
-        waiting_s: How long it has waited.
-        num_slots: Slots over all live workers.
-        views: What the busy slots do.
-        stuck_after_s: Slots that stay longer in one stage count as stuck.
-        situation: What to say when no slot is stuck.
+    Slots that stay in one stage for `stuck_after_s` count as stuck; without one, the `situation` is
+    told.
     """
     head = f"trainer waits for {num_missing} episodes since {waiting_s:.0f} s"
     stuck = Counter((view.stage, view.site) for view in views if view.for_s >= stuck_after_s)

@@ -23,9 +23,6 @@ class Scheduler:
     """Decides, against the manager's bounds, which episode starts next.
 
     Args:
-        manager: The run's one authority on pacing.
-        groups: Open groups and pending members.
-        source: The endless or single pass over tasks.
         extra_bounds: Further bounds, read before each new group.
     """
 

@@ -26,14 +26,7 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from awrl_rollout.clock import Clock
 from awrl_rollout.concurrency import is_cancelled
-from awrl_rollout.episode import (
-    EpisodeRecord,
-    EpisodeRequest,
-    Fault,
-    FaultKind,
-    Measured,
-    record_fault,
-)
+from awrl_rollout.episode import EpisodeRecord, EpisodeRequest, Fault, FaultKind, record_of
 from awrl_rollout.executor import ExecutorStatistics
 
 logger = logging.getLogger(__name__)
@@ -95,10 +88,7 @@ class WorkerProxy:
     """Assigns episodes to one worker and brings their records back.
 
     Args:
-        worker: The worker.
         poll_interval_s: Longest time between two looks at its records.
-        call_deadline_s: Limit for each of its methods.
-        on_records: Called with the records of one look.
         on_death: Called once, with a reason.
     """
 
@@ -248,7 +238,6 @@ class WorkerPool:
     """The workers of one controller and the episodes assigned to them.
 
     Args:
-        clock: Source of time.
         on_completed: Called once per episode, with its request and its record.
         on_late: Called with the record of an episode that was given up before, once.
     """
@@ -369,5 +358,5 @@ class WorkerPool:
         self._given_up[request.episode_id] = None
         if len(self._given_up) > MAX_GIVEN_UP:
             del self._given_up[next(iter(self._given_up))]
-        fault = Fault(kind=kind, boundary="controller", error_type="", message=message)
-        self.complete([record_fault(request, fault, Measured())])
+        fault = Fault(kind=kind, boundary="controller", message=message)
+        self.complete([record_of(request, fault)])

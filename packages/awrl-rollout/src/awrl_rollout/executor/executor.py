@@ -24,26 +24,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from awrl_rollout.clock import Clock, RealClock
 from awrl_rollout.concurrency import Signal, TaskScope
-from awrl_rollout.episode import (
-    EpisodeRecord,
-    EpisodeRequest,
-    Fault,
-    FaultKind,
-    Measured,
-    record_fault,
-)
+from awrl_rollout.episode import EpisodeRecord, EpisodeRequest, record_of
 from awrl_rollout.errors import BatchTimeoutError, RolloutError
 from awrl_rollout.executor.results import FinishedHook, Notifier, ResultBuffer
 from awrl_rollout.executor.slot import (
+    SlotPlan,
     SlotRunner,
+    SlotTime,
     SlotView,
     Workflow,
-    check_num_slots,
-    idle_share,
+    cancelled,
 )
 from awrl_rollout.retry import RetryPolicy
 
@@ -52,7 +44,7 @@ logger = logging.getLogger(__name__)
 _CLOSED = "the executor was closed"
 
 
-class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class ExecutorStatistics(SlotTime, frozen=True, kw_only=True):
     """A frozen picture of one executor."""
 
     name: str
@@ -66,17 +58,8 @@ class ExecutorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Records produced so far."""
     num_faults: int
     is_admission_open: bool
-    busy_s: float
-    """Seconds that slots spent inside episodes, summed over slots."""
-    alive_s: float
-    """Seconds since the slots started, times their number."""
     slots: tuple[SlotView, ...]
     """What each busy slot does now."""
-
-    @property
-    def idle_share(self) -> float:
-        """Share of slot time without an episode, 0 to 1."""
-        return idle_share(self.busy_s, self.alive_s)
 
 
 class WorkflowExecutor:
@@ -84,13 +67,9 @@ class WorkflowExecutor:
 
     Args:
         workflow: `async (request, context) -> EpisodeResult | None`.
-        num_slots: Episodes that run at once.
-        name: Name of the worker, copied into records.
         deadline_s: Limit for one run of the workflow; None for none.
         on_finished: Awaited with the records that just ended; errors are logged, never raised.
         retry: How often a faulted episode runs again in its slot.
-        clock: Source of time.
-        rng: Source of the retry jitter.
 
     Raises:
         ValueError: `num_slots` is below 1.
@@ -104,29 +83,24 @@ class WorkflowExecutor:
         name: str = "worker",
         deadline_s: float | None = None,
         on_finished: FinishedHook | None = None,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        check_num_slots(num_slots)
         self.name = name
         self.num_slots = num_slots
-        self._clock = RealClock() if clock is None else clock
+        self._clock = clock or RealClock()
         self._notifier = None if on_finished is None else Notifier(on_finished)
-        self._measured = Measured(worker=name)
-        shared_rng = random.Random(0) if rng is None else rng
-        self._slots = [
-            SlotRunner(
-                workflow,
-                index=index,
-                worker=name,
-                deadline_s=deadline_s,
-                retry=RetryPolicy() if retry is None else retry,
-                clock=self._clock,
-                rng=shared_rng,
-            )
-            for index in range(num_slots)
-        ]
+        plan = SlotPlan(
+            workflow=workflow,
+            num_slots=num_slots,
+            worker=name,
+            deadline_s=deadline_s,
+            retry=retry,
+            clock=self._clock,
+            rng=rng or random.Random(0),
+        )
+        self._slots = [SlotRunner(plan, index) for index in range(num_slots)]
         self._queue: asyncio.Queue[EpisodeRequest] = asyncio.Queue()
         self._held: deque[EpisodeRequest] = deque()
         self._waiting: dict[str, EpisodeRequest] = {}
@@ -341,8 +315,7 @@ class WorkflowExecutor:
             self._record(record)
 
     def _aborted(self, request: EpisodeRequest, message: str) -> EpisodeRecord:
-        fault = Fault(kind=FaultKind.CANCELLED, boundary="executor", error_type="", message=message)
-        return record_fault(request, fault, self._measured)
+        return record_of(request, cancelled(message), worker=self.name)
 
     def _record(self, record: EpisodeRecord) -> None:
         if self._running.pop(record.episode_id, None) is not None:

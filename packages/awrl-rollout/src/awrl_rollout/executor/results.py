@@ -59,11 +59,7 @@ class ResultBuffer:
 
 
 class Notifier:
-    """Batches records for one hook.
-
-    Args:
-        hook: Awaited with the records of one batch.
-    """
+    """Batches records for one hook."""
 
     def __init__(self, hook: FinishedHook) -> None:
         self._hook = hook

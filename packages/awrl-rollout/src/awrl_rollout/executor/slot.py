@@ -24,9 +24,7 @@ from awrl_rollout.episode import (
     EpisodeResult,
     Fault,
     FaultKind,
-    Measured,
-    record_fault,
-    record_result,
+    record_of,
 )
 from awrl_rollout.errors import EpisodeFaultError, ServerUnavailableError
 from awrl_rollout.retry import RetryPolicy
@@ -82,6 +80,20 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds in this stage."""
 
 
+class SlotTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How well slots were used."""
+
+    busy_s: float
+    """Seconds inside episodes, summed over slots."""
+    alive_s: float
+    """Seconds since the slots started, summed over slots."""
+
+    @property
+    def idle_share(self) -> float:
+        """Share of slot time without an episode, 0 to 1."""
+        return max(0.0, 1.0 - self.busy_s / self.alive_s) if self.alive_s > 0 else 0.0
+
+
 class _RepeatableFaultError(Exception):
     """Carries a fault through the retry loop."""
 
@@ -90,40 +102,42 @@ class _RepeatableFaultError(Exception):
         self.fault = fault
 
 
-class SlotRunner:
-    """Runs requests one after another.
+class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What all slots of one worker share.
 
-    Args:
-        workflow: The user's coroutine function.
-        index: Index of the slot.
-        worker: Name of the worker.
-        deadline_s: Limit for one run; None for none.
-        retry: How often a faulted run is repeated.
-        clock: Source of time.
-        rng: Source of the retry jitter.
+    Raises:
+        ValueError: `num_slots` is below 1.
     """
 
-    def __init__(
-        self,
-        workflow: Workflow,
-        *,
-        index: int,
-        worker: str,
-        deadline_s: float | None,
-        retry: RetryPolicy,
-        clock: Clock,
-        rng: random.Random,
-    ) -> None:
+    workflow: Workflow
+    num_slots: int
+    worker: str
+    deadline_s: float | None
+    """Limit for one run of the workflow; None for none."""
+    retry: RetryPolicy
+    """How often a faulted run is repeated."""
+    clock: Clock
+    rng: random.Random
+    """Source of the retry jitter."""
+
+    def __post_init__(self) -> None:
+        """Check that there is a slot."""
+        if self.num_slots < 1:
+            raise ValueError(
+                f"num_slots must be at least 1, got {self.num_slots}. One slot runs one episode."
+            )
+
+
+class SlotRunner:
+    """Runs requests one after another."""
+
+    def __init__(self, plan: SlotPlan, index: int) -> None:
         self.index = index
         self.busy_s = 0.0
         self.request: EpisodeRequest | None = None
         self.started_s = 0.0
-        self._workflow = workflow
-        self._worker = worker
-        self._deadline_s = deadline_s
-        self._retry = retry
-        self._clock = clock
-        self._rng = rng
+        self._plan = plan
+        self._clock = plan.clock
         self._context: EpisodeContext | None = None
         self._cancel_scope: asyncio.Timeout | None = None
         self._num_attempts = 0
@@ -154,21 +168,21 @@ class SlotRunner:
             async with asyncio.timeout(None) as self._cancel_scope:
                 answer = await self._run_with_retries(request)
         except TimeoutError:  # the workflow's own are caught inside: this is `cancel`
-            answer = self._cancelled()
+            answer = cancelled("was cancelled")
         finally:
             ended_s = self._clock.time()
             self.busy_s += ended_s - self.started_s
             self.request = self._context = self._cancel_scope = None
-        measured = Measured(
-            worker=self._worker,
+        if isinstance(answer, Fault):
+            answer = msgspec.structs.replace(answer, num_attempts=self._num_attempts)
+        return record_of(
+            request,
+            answer,
+            worker=self._plan.worker,
             num_attempts=self._num_attempts,
             started_s=self.started_s,
             ended_s=ended_s,
         )
-        if isinstance(answer, Fault):
-            fault = msgspec.structs.replace(answer, num_attempts=self._num_attempts)
-            return record_fault(request, fault, measured)
-        return record_result(request, answer, measured)
 
     async def _run_with_retries(self, request: EpisodeRequest) -> EpisodeResult | Fault | None:
         async def attempt() -> EpisodeResult | Fault | None:
@@ -179,8 +193,11 @@ class SlotRunner:
             return answer
 
         try:
-            return await self._retry.call(
-                attempt, repeats=_RepeatableFaultError, sleep=self._wait_to_retry, rng=self._rng
+            return await self._plan.retry.call(
+                attempt,
+                repeats=_RepeatableFaultError,
+                sleep=self._wait_to_retry,
+                rng=self._plan.rng,
             )
         except _RepeatableFaultError as error:
             return error.fault
@@ -192,13 +209,13 @@ class SlotRunner:
 
     async def _run_once(self, request: EpisodeRequest) -> EpisodeResult | Fault | None:
         context = EpisodeContext(
-            slot=self.index, worker=self._worker, attempt=self._num_attempts, clock=self._clock
+            slot=self.index, worker=self._plan.worker, attempt=self._num_attempts, clock=self._clock
         )
         self._context = context
-        deadline = asyncio.timeout(self._deadline_s)
+        deadline = asyncio.timeout(self._plan.deadline_s)
         try:
             async with deadline:
-                answer = cast("object", await self._workflow(request, context))
+                answer = cast("object", await self._plan.workflow(request, context))
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
@@ -222,14 +239,14 @@ class SlotRunner:
         deadline: asyncio.Timeout,
     ) -> Fault:
         if self._cancel_scope is not None and self._cancel_scope.expired():
-            return self._cancelled()
+            return cancelled("was cancelled")
         if deadline.expired():
-            message = f"no end within {self._deadline_s} s, last in {context.stage!r}"
+            message = f"no end within {self._plan.deadline_s} s, last in {context.stage!r}"
             return Fault(
                 kind=FaultKind.TIMEOUT,
                 boundary="executor",
-                error_type="TimeoutError",
                 message=message,
+                error_type="TimeoutError",
             )
         match error:
             case EpisodeFaultError():
@@ -245,13 +262,10 @@ class SlotRunner:
             kind=kind, boundary=boundary, error_type=type(error).__name__, message=_text_of(error)
         )
 
-    def _cancelled(self) -> Fault:
-        return Fault(
-            kind=FaultKind.CANCELLED,
-            boundary="executor",
-            error_type="",
-            message="was cancelled",
-        )
+
+def cancelled(message: str) -> Fault:
+    """Return the fault of an episode that somebody ended on purpose."""
+    return Fault(kind=FaultKind.CANCELLED, boundary="executor", message=message)
 
 
 def _text_of(error: BaseException) -> str:
@@ -261,20 +275,3 @@ def _text_of(error: BaseException) -> str:
     except Exception as unprintable:
         logger.warning("an error of the workflow has no text", exc_info=unprintable)
         return "(an error without text)"
-
-
-def check_num_slots(num_slots: int) -> None:
-    """Raise unless there is at least one slot.
-
-    Raises:
-        ValueError: There is none.
-    """
-    if num_slots < 1:
-        raise ValueError(
-            f"num_slots must be at least 1, got {num_slots}. One slot runs one episode."
-        )
-
-
-def idle_share(busy_s: float, alive_s: float) -> float:
-    """Return the share of slot time without an episode, 0 to 1."""
-    return max(0.0, 1.0 - busy_s / alive_s) if alive_s > 0 else 0.0

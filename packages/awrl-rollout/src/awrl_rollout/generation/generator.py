@@ -79,7 +79,6 @@ class InterruptibleGenerator:
         deadline_s: Seconds for a whole request: all attempts, all waits, a paused server included.
         retry: Repeats after attempts without an answer, counted in a row. Cuts before the first token
             are spaced by its waits too, and are not bounded.
-        sleep: Waits between attempts; a virtual clock's in tests.
 
     Raises:
         ValueError: `deadline_s` is not above 0.
@@ -137,10 +136,6 @@ class InterruptibleGenerator:
         self, request: GenerateRequest, *, deadline_s: float | None = None
     ) -> GenerateResult:
         """Return the whole answer, across as many cuts as happen.
-
-        Args:
-            request: What to generate; not changed.
-            deadline_s: Seconds for this request; the configured ones when `None`.
 
         Returns:
             All tokens with their log-probs and versions; `stop_reason` is `stop` or `length`.

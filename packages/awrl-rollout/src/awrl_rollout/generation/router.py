@@ -37,7 +37,6 @@ class StickyRouter:
         connect: Makes the client of a server; called once for each.
         key: What stays together; default the whole `episode_id`.
         rest_s: Seconds without attempts after one that had no answer.
-        clock: Source of time.
     """
 
     def __init__(

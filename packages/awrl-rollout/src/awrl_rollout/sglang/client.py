@@ -39,9 +39,7 @@ class SGLangClient:
 
     Args:
         base_url: `http://host:port` of the server.
-        config: Limits; the defaults when None.
         token: What the server asks for (`--api-key` of SGLang); None where it asks for nothing.
-        sleep: Waits between polls and before a call is repeated.
 
     Attributes:
         weights: What changes the server's weights.

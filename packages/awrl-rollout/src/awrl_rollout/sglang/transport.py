@@ -64,9 +64,7 @@ class SGLangTransport:
 
     Args:
         base_url: `http://host:port` of the server.
-        config: Limits.
         token: Sent as `Authorization: Bearer`; nothing is sent when None.
-        sleep: Waits before a call is repeated.
 
     Raises:
         ValueError: The address is not http.
@@ -118,11 +116,8 @@ class SGLangTransport:
     ) -> Reply:
         """Send a JSON body and return the good answer; errors as in `call`.
 
-        Args:
-            path: Endpoint.
-            body: What to send.
-            deadline_s: Limit over all repeats; the configured one when `None`.
-            is_idempotent: The call may happen twice, so it is repeated after passing errors.
+        `deadline_s` is a limit over all repeats. A call that is idempotent may happen twice, so it is
+        repeated after errors that may pass.
         """
         return await self.call(
             "POST",

@@ -16,11 +16,7 @@ from awrl_rollout.sglang.wire import WeightBucket, WeightChecksums, checksums_fr
 
 
 class ServerWeights:
-    """The weights of one server, their version label and their broadcast group.
-
-    Args:
-        transport: Sends the calls; shared with the client, which closes it.
-    """
+    """The weights of one server, their version label and their broadcast group."""
 
     def __init__(self, transport: SGLangTransport) -> None:
         self._transport = transport
@@ -71,12 +67,8 @@ class ServerWeights:
     ) -> None:
         """Make the server receive one broadcast, while rank 0 sends it, and load it.
 
-        Args:
-            bucket: Names, dtypes and shapes in the order of the broadcast.
-            group_name: Group that both have joined.
-            weight_version: Version label from this bucket on; give it with the last one only.
-            flush_cache: Drop the prefix cache too. Must be false unless the server is idle.
-            deadline_s: Seconds until the server must have answered.
+        Give `weight_version`, the version label from this bucket on, with the last one only.
+        `flush_cache` drops the prefix cache too, and must be false unless the server is idle.
 
         Raises:
             ServerRefusedError: The server refused or could not load; weights may be partial.
@@ -136,12 +128,7 @@ class ServerWeights:
     async def checksums(
         self, names: Sequence[str] | None = None, *, deadline_s: float = 120.0
     ) -> WeightChecksums:
-        """Return checksums of the server's weights.
-
-        Args:
-            names: Weights that are wanted, all when `None`; SGLang always gives all, as it fuses them.
-            deadline_s: Seconds until the server must have answered.
-        """
+        """Return checksums of the named weights, all when None; SGLang always gives all it fused."""
         body: dict[str, object] = {"action": "checksum"}
         body |= {} if names is None else {"names": list(names)}
         reply = await self._transport.post(

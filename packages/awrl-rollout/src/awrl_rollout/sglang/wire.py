@@ -97,10 +97,7 @@ def _logit_bias(masked_token_ids: tuple[int, ...]) -> msgspec.Raw:
 def generate_body(request: GenerateRequest, *, rid: str, stream: bool = False) -> bytes:
     """Return the JSON body of `/generate` for `request`.
 
-    Args:
-        request: What to generate; all of its settings are in the body.
-        rid: Id of this attempt; unique at the server.
-        stream: Ask for server-sent events in place of one answer.
+    `rid` is the attempt's id, unique at the server; a stream is answered as server-sent events.
     """
     params = _SamplingParams(
         max_new_tokens=request.max_new_tokens,
