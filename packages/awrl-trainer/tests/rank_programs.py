@@ -89,7 +89,7 @@ def collate_images(rows: Sequence[TrainRow]) -> Batch:
 
 def sgd(**loss: Any) -> ActorConfig:
     return ActorConfig(
-        optimizer=OptimizerConfig(kind="sgd", lr=0.5),
+        optimizer=OptimizerConfig(kind="sgd", lr=0.2),
         loss=LossConfig(**loss),
         token_budget=30,
     )
@@ -213,7 +213,7 @@ def global_norm_and_skip(_: Path) -> Any:
     module = nn.Linear(4, 1, bias=False)
     nn.init.zeros_(module.weight)
     shard_module(module, data_parallel_mesh("cpu"), compute_dtype=torch.float32)
-    optimizer = SteppedOptimizer(module, OptimizerConfig(kind="sgd", lr=1.0), dist.group.WORLD)
+    optimizer = SteppedOptimizer(module, OptimizerConfig(kind="sgd", lr=1.0))
 
     def step(gradient: list[float]) -> Any:
         whole = torch.tensor([gradient])
@@ -236,7 +236,6 @@ def bfloat16_compute(_: Path) -> Any:
     optimizer = SteppedOptimizer(
         module,
         OptimizerConfig(kind="sgd", lr=1e-3, max_grad_norm=None),
-        dist.group.WORLD,
     )
     with torch.no_grad():
         for parameter in module.parameters():

@@ -29,7 +29,7 @@ def test_weight_decay_spares_vectors() -> None:
     module = nn.Linear(2, 2)
     nn.init.ones_(module.bias)
     nn.init.ones_(module.weight)
-    optimizer = SteppedOptimizer(module, OptimizerConfig(lr=0.1, weight_decay=1.0), None)
+    optimizer = SteppedOptimizer(module, OptimizerConfig(lr=0.1, weight_decay=1.0))
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -39,7 +39,7 @@ def test_weight_decay_spares_vectors() -> None:
 
 def test_a_norm_that_is_not_finite_leaves_weights_state_and_rate() -> None:
     module = nn.Linear(1, 1, bias=False)
-    optimizer = SteppedOptimizer(module, OptimizerConfig(lr=0.1), None)
+    optimizer = SteppedOptimizer(module, OptimizerConfig(lr=0.1))
     before = module.weight.detach().clone()
     module.weight.grad = torch.full((1, 1), math.inf)
     result = optimizer.step()

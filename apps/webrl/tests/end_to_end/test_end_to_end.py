@@ -70,6 +70,7 @@ def test_two_servers_and_two_ranks_train_publish_evaluate_and_resume(
 def test_a_synchronous_run_takes_turns_on_shared_devices(
     policy: Path, runs: Any, tmp_path: Path
 ) -> None:
+    """Its servers load snapshots, and its rows lie end to end: nothing of this is the laptop's way."""
     run_dir = tmp_path / "run"
     runs.train(
         "--config",
@@ -78,6 +79,10 @@ def test_a_synchronous_run_takes_turns_on_shared_devices(
         f"policy.path={policy}",
         "allocation_mode=embedded[rollout]:d1|fsdp[actor]:d1",
         "cluster.n_inference_servers=0",
+        "weight_update_mode=disk",
+        "actor.row_layout=packed",
+        "actor.frozen_modules=['model.visual']",
+        "actor.gradient_checkpointing=true",
         "total_steps=2",
         "test_rollout.enabled=false",
         *runs.small,
@@ -85,6 +90,8 @@ def test_a_synchronous_run_takes_turns_on_shared_devices(
     steps = runs.lines(run_dir)
     assert [step["weights/version"] for step in steps] == [1, 2]
     assert all(step["off_policyness/max"] == 0 for step in steps)
+    assert [step["publish/num_receivers"] for step in steps] == [1, 1]
+    assert all(step["publish/broadcast_s"] == 0 < step["publish/num_bytes"] for step in steps)
 
 
 def test_a_run_whose_sites_are_down_stops_and_says_so(

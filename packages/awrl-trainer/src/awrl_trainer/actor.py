@@ -87,7 +87,7 @@ class FSDPActor:
         self.reference = None
         if config.loss.kl_coefficient and reference is not None:
             self.reference = self._shard(reference.requires_grad_(False), read_weight)
-        self.optimizer = SteppedOptimizer(self.policy, config.optimizer, self.mesh.get_group())
+        self.optimizer = SteppedOptimizer(self.policy, config.optimizer)
         self._runner = UpdateRunner(
             policy=self.policy,
             reference=self.reference,
