@@ -90,14 +90,14 @@ def test_a_batch_fills_through_the_callback_alone() -> None:
         manager = StalenessManager(
             StalenessConfig(max_concurrent=4, consumer_batch_size=4, max_off_policyness=1)
         )
-        nudges: list[str] = []
+        notified: list[str] = []
 
-        def nudge(name: str) -> None:
-            nudges.append(name)
+        def notify(name: str) -> None:
+            notified.append(name)
             controllers[0].notify(name)
 
         controllers: list[RolloutController] = []
-        async with CallbackServer(nudge) as server:
+        async with CallbackServer(notify) as server:
             notifier = CallbackNotifier(server.url, token=server.token, worker="w")
             workflow = scripted_workflow()
             async with WorkflowExecutor(
@@ -113,7 +113,7 @@ def test_a_batch_fills_through_the_callback_alone() -> None:
                         assert batch.num_episodes == 4
                         controller.advance(version)
             await notifier.aclose()
-        assert nudges
+        assert notified
 
     asyncio.run(main())
 

