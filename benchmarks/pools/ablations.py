@@ -21,7 +21,7 @@ import ray
 from awrl_pixelstore import Image, PixelStoreClient, Pressure, get_or_create_pixel_store
 from awrl_rollout import EpisodeContext, EpisodeRequest, EpisodeResult
 from webrl.config import WebRLConfig
-from webrl.launch import launch
+from webrl.launch import system
 from webrl.rollout import worker
 from webrl.rollout.worker import RolloutWorker
 from webrl.rollout.workflow import WebTaskWorkflow
@@ -111,9 +111,9 @@ def take_away(name: str, config: WebRLConfig) -> WebRLConfig:
     # Workers have no path to this folder: they get the classes themselves.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     if name == "respawn":
-        launch.RolloutWorkerActor = ray.remote(RespawningWorker)
+        system.RolloutWorker = RespawningWorker
     elif name == "by_value":
-        launch.get_or_create_pixel_store = _by_value
+        system.get_or_create_pixel_store = _by_value
     elif name == "coupled":
         actor = replace(config.actor, use_decoupled_loss=False, recompute_logprob=False)
         return replace(config, actor=actor)

@@ -33,7 +33,7 @@ from rich.console import Console
 from webrl.config import WebRLConfig, load_config, to_toml
 from webrl.launch import component_configs
 from webrl.run.compare import synchronous_twin
-from webrl.run.train import run_training
+from webrl.run.run import run_training
 
 GROUP = 4
 """Episodes of a group; a batch is one episode a slot."""

@@ -36,12 +36,12 @@ from awrl_trainer import ActorConfig, FSDPActor, SnapshotWriter, TrainRow
 from webrl.cluster.ray_cluster import ray_cluster
 from webrl.config import WebRLConfig, load_config
 from webrl.launch import component_configs
-from webrl.launch.policy_source import ensure_policy
 from webrl.policy import PolicyProcessor, load_policy
 from webrl.rollout.batch_source import GroupFilter
 from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.trajectory import Trajectory
 from webrl.rollout.worker import RolloutWorker
+from webrl.run.run import ensure_policy
 from webrl.servers.server_actor import InferenceServer
 from webrl.training.rows import (
     AdvantageConfig,
@@ -219,7 +219,8 @@ async def go_through(
         started = time.monotonic()
         members, share = await rollouts.collect()
         advantages = group_advantages(members, AdvantageConfig())
-        batches.append(build_rows(members, advantages, processor))
+        rows = build_rows(members, advantages, processor)
+        batches.append([row for own in rows.values() for row in own])
         success.append(share)
         for k in job.staleness if version >= max(job.staleness) else ():
             metrics = await asyncio.to_thread(probes.measure, batches[version - k])

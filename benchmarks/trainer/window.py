@@ -38,7 +38,7 @@ from publish import PARTS, build_actor, measure_bare
 from servers import NUM_CLIENTS, SERVER_ARGUMENTS, MortalReceiver, Servers, write_policy
 from shapes import SHAPES
 from torch.distributed.tensor import DTensor
-from webrl.launch.launch import RANK_ENV
+from webrl.launch.system import RANK_ENVIRONMENT
 
 
 def say(args: argparse.Namespace, **line: Any) -> None:
@@ -244,7 +244,7 @@ def main() -> None:
     if args.num_servers < 1:
         raise SystemExit("needs two CUDA devices: one for the trainer, one for each server")
     args.out = args.out.absolute()
-    os.environ.update(RANK_ENV)
+    os.environ.update(RANK_ENVIRONMENT)
     asyncio.run(study(args))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from webrl.cluster.network import GLOO_INTERFACE, LOCAL, LOOPBACK, Reach
+from webrl.cluster.network import GLOO_INTERFACE, LOCAL, LOOPBACK, NetworkConfig
 
 
 def test_on_one_machine_everything_listens_on_loopback_and_asks_for_nothing() -> None:
@@ -14,6 +14,6 @@ def test_on_one_machine_everything_listens_on_loopback_and_asks_for_nothing() ->
 
 
 def test_a_token_travels_to_workers_and_is_not_shown() -> None:
-    reach = Reach(token="secret-of-the-run")
-    assert pickle.loads(pickle.dumps(reach)).token == "secret-of-the-run"
-    assert "secret" not in repr(reach)
+    network = NetworkConfig(token="secret-of-the-run")
+    assert pickle.loads(pickle.dumps(network)).token == "secret-of-the-run"
+    assert "secret" not in repr(network)

@@ -38,6 +38,14 @@ def test_output_notes_and_the_stack_of_a_crash_are_in_the_file(tmp_path: Path) -
     assert ended.stdout == ""
 
 
+class Worker:
+    """What a worker is in its own process."""
+
+    async def work(self) -> None: ...
+
+    async def wait(self) -> None: ...
+
+
 class Actor:
     """Dies of its first call; never answers the other one."""
 
@@ -55,8 +63,8 @@ class Actor:
 def test_an_error_of_a_lost_or_silent_worker_ends_with_its_log(tmp_path: Path) -> None:
     path = tmp_path / "actor-0.log"
     path.write_text("loading\nout of memory\n")
-    worker = WorkerHandle(role="actor", rank=0, actor=Actor(), log_path=path)
+    worker = WorkerHandle[Worker](role="actor", rank=0, actor=Actor(), log_path=path)
     with pytest.raises(WorkerLostError, match=r"(?s)actor/0 is gone.*out of memory"):
-        asyncio.run(call_worker(worker, "work", timeout_s=9))
+        asyncio.run(call_worker(worker, 9, Worker.work))
     with pytest.raises(EngineCallError, match=r"(?s)within 0\.01 s.*out of memory"):
-        asyncio.run(call_worker(worker, "wait", timeout_s=0.01))
+        asyncio.run(call_worker(worker, 0.01, Worker.wait))

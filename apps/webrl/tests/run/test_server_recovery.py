@@ -14,7 +14,7 @@ from rich.console import Console
 from webrl.cluster.scheduler import WorkerHandle
 from webrl.config import load_config
 from webrl.errors import RunFailedError
-from webrl.launch.running_system import System
+from webrl.launch.system import System
 from webrl.records.live_view import LiveView
 from webrl.run.server_recovery import ServerRecovery
 from webrl.servers.server_actor import ServerSpec
@@ -119,11 +119,12 @@ def recovery_of(
         pixels=cast("Any", None),
         processor=cast("Any", None),
         server_spec=ServerSpec(backend=backend, model_path="p"),
+        start_timeout_s=9.0,
         log_dir=Path(),
     )
     system.servers = [WorkerHandle(role="rollout", rank=0, actor=supervisor)]
     system.server_urls = ["http://127.0.0.1:9"]
-    system.clients = [system.reach.client(system.server_urls[0])]
+    system.clients = [system.network.client(system.server_urls[0])]
     view = LiveView(Console(file=io.StringIO()), title="t")
     config = load_config("laptop", ["recover.max_restarts=1"]).config
     publisher = cast("WeightPublisher", weights)
@@ -137,7 +138,7 @@ def test_a_server_lost_in_a_publish_is_restarted_once_though_two_look_after_it()
         weights.fails_next = True
 
         async def publish() -> None:
-            async with recovery.weights_lock:
+            async with recovery.lock:
                 await recovery.publish(4)
 
         async with asyncio.TaskGroup() as group:

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 from awrl_rollout import GenerateRequest, SGLangClient
-from webrl.cluster.network import Reach
+from webrl.cluster.network import NetworkConfig
 from webrl.hidden_text import HiddenText
 from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
 from webrl.servers.server_actor import InferenceServer, ServerSpec
 
 
-class OpenReach(Reach):
+class OpenNetwork(NetworkConfig):
     """Asks for a token, and listens on loopback all the same."""
 
     def host(self) -> str:
@@ -44,7 +44,7 @@ def test_a_real_server_asks_for_the_token_and_shows_it_nowhere(tmp_path: Path) -
         model_path=str(policy),
         start_timeout_s=400.0,
         extra_args=("--dtype", "float32"),
-        reach=OpenReach(token=token),
+        network=OpenNetwork(token=token),
     )
     server = InferenceServer(spec, 0, "token", str(tmp_path))
     try:

@@ -12,7 +12,7 @@ from awrl_rollout import EpisodeRecord, EpisodeRequest, Outcome
 from webrl.cli import main
 from webrl.config import load_config
 from webrl.errors import ConfigError
-from webrl.records.episode_log import EpisodeLog
+from webrl.records.episodes import EpisodeLog
 from webrl.rollout.trajectory import Step, Trajectory
 from webrl.simulate import SimulationModel, read_trace, resolve_assumptions, with_settings
 from webrl.simulate.assumptions import described

@@ -91,7 +91,7 @@ def test_each_step_is_a_row_whose_sampled_tokens_alone_are_trainable(
     processor: PolicyProcessor,
 ) -> None:
     member = make_member(processor, "a", 0, 1.0, ["k0", "k1"])
-    rows = build_rows([member], {"a/0": 0.7}, processor)
+    rows = build_rows([member], {"a/0": 0.7}, processor)["a/0"]
     assert [row.row_id for row in rows] == ["a/0#0", "a/0#1"]
     assert [row.image_keys for row in rows] == [("k0",), ("k1",)]
     row, step = rows[0], member.trajectory.steps[0]
@@ -113,7 +113,8 @@ def test_each_text_keeps_its_own_image_through_the_collator(
         Image.new("RGB", (160, 224), (shade, shade, shade)).save(file)
         images[key] = file.read_bytes()
     members = [make_member(processor, g, m, float(m), [g]) for g in "ab" for m in (0, 1, 2)]
-    rows = build_rows(members, {m.episode_id: 1.0 for m in members}, processor)
+    by_episode = build_rows(members, {m.episode_id: 1.0 for m in members}, processor)
+    rows = [row for own in by_episode.values() for row in own]
     order = [5, 0, 3, 1, 4, 2]
     shuffled = [rows[i] for i in order]
     asked: list[list[str]] = []

@@ -49,13 +49,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     # Ray, torch and transformers take seconds to import: only this command pays for them.
     import msgspec  # noqa: PLC0415
 
-    from webrl.evaluation.standalone import EvaluationJob, evaluate_checkpoint  # noqa: PLC0415
+    from webrl.evaluation.run_evaluation import PolicyCheckpoint  # noqa: PLC0415
+    from webrl.evaluation.standalone import evaluate_checkpoint  # noqa: PLC0415
 
-    job = EvaluationJob(
-        policy_path=policy, version=version, num_seeds=arguments.seeds, log_dir=Path("runs/eval")
-    )
+    checkpoint = PolicyCheckpoint(path=policy, version=version)
     try:
-        result = evaluate_checkpoint(config, job)
+        result = evaluate_checkpoint(
+            config, checkpoint, num_seeds=arguments.seeds, log_dir=Path("runs/eval")
+        )
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("interrupted")
         return 130

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     for warning in config_warnings(config):
         console.print(f"warning: {warning}")
     # Ray, torch and transformers take seconds to import: only a real run pays for them.
-    from webrl.run.train import run_training  # noqa: PLC0415
+    from webrl.run.run import run_training  # noqa: PLC0415
 
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reach:
+class NetworkConfig:
     """Where the processes of one run listen, and what they ask for."""
 
     token: str | None = field(default=None, repr=False)
@@ -58,15 +58,15 @@ class Reach:
         return SGLangClient(url, config=config, token=self.token)
 
 
-LOCAL = Reach()
+LOCAL = NetworkConfig()
 """Everything on this machine."""
 
 
-def reach_of(node_ids: Collection[str]) -> Reach:
+def network_of(node_ids: Collection[str]) -> NetworkConfig:
     """Return how processes on these nodes and the calling one reach each other.
 
     Args:
         node_ids: Ray's ids of the nodes that hold workers.
     """
     here = ray.get_runtime_context().get_node_id()
-    return LOCAL if set(node_ids) <= {here} else Reach(token=secrets.token_urlsafe(32))
+    return LOCAL if set(node_ids) <= {here} else NetworkConfig(token=secrets.token_urlsafe(32))

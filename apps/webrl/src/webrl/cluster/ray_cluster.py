@@ -1,19 +1,22 @@
-"""The Ray cluster of a run.
+"""The Ray cluster of a run, and how a signal ends what runs on it.
 
 Invariants:
     * a cluster that this module started ends with the run; one that it joined is left alone;
     * what the cluster offers is read once, before anything is placed on it.
 
-On a laptop Ray is started locally. With ``RAY_ADDRESS`` set, the run joins that cluster instead.
+On a laptop Ray is started locally. With `RAY_ADDRESS` set, the run joins that cluster instead.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Generator
+import signal
+from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psutil
 import ray
@@ -21,6 +24,8 @@ import ray
 from webrl.errors import PreflightError
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Object store of a local cluster: only keys, token ids and small metadata travel through it."""
@@ -38,6 +43,9 @@ LOCAL_ENVIRONMENT = {
     "RAY_enable_metrics_collection": "0",
 }
 """Set before a local Ray starts: no usage reports, GPU visibility untouched, no metrics agent."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What ends a run in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +79,7 @@ def cluster_nodes() -> tuple[NodeResources, ...]:
 
 @contextlib.contextmanager
 def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Generator[None]:
-    """Join the cluster at ``RAY_ADDRESS``, or start a local one that ends with the block.
+    """Join the cluster at `RAY_ADDRESS`, or start a local one that ends with the block.
 
     Args:
         namespace: Ray namespace of the run, so that two runs on a cluster never meet.
@@ -133,3 +141,29 @@ def _end_orphaned_agents() -> None:
         if uids is not None and uids.real == os.getuid():
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+async def until_signalled(work: Coroutine[None, None, ResultT]) -> ResultT:
+    """Return what the work returns; Ctrl-C or SIGTERM cancels it and waits for its clean-up.
+
+    A second signal no longer waits: it interrupts the clean-up.
+
+    Args:
+        work: What to run.
+
+    Raises:
+        asyncio.CancelledError: A signal came.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def stop() -> None:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.default_int_handler)
+        task.cancel()
+
+    # Also where the caller ignores SIGINT, as shells do for what they start in the background.
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop)
+    return await work

@@ -1,18 +1,22 @@
 """The Ray scheduler: creates the workers of each role and fans calls out to them.
 
+A worker is an ordinary class. `create_worker` runs an object of it in a process of its own, and
+`call_worker` and `async_call_engine` call a method of it there. The method is given as the class
+has it (`RolloutWorker.set_servers`), so a type checker sees its arguments and its result.
+
 Invariants:
     * every call has a deadline, and a call that fails names the role, the rank and the method;
-    * every worker that was created is killed by ``shutdown``, whatever happened to the run.
+    * every worker that was created is killed by `shutdown`, whatever happened to the run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, WorkerCrashedError
@@ -30,9 +34,15 @@ CREATE_DEADLINE_S = 180.0
 """Importing torch and transformers in a fresh process takes up to a minute on a busy laptop."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerHandle:
-    """One worker of a role."""
+WorkerT = TypeVar("WorkerT")
+WorkerT_co = TypeVar("WorkerT_co", covariant=True)
+ResultT = TypeVar("ResultT")
+Params = ParamSpec("Params")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerHandle(Generic[WorkerT_co]):
+    """One worker of a role, an object of class `WorkerT_co` in a process of its own."""
 
     role: str
     """Scheduler role."""
@@ -45,8 +55,18 @@ class WorkerHandle:
 
     @property
     def name(self) -> str:
-        """Return the worker's name as it appears in messages, such as ``actor/0``."""
+        """Return the worker's name as it appears in messages, such as `actor/0`."""
         return f"{self.role}/{self.rank}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessOptions:
+    """What is special about the process of a worker."""
+
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Added to its environment."""
+    max_concurrency: int | None = None
+    """Calls that it answers at one moment; None for Ray's default."""
 
 
 class RayScheduler:
@@ -65,7 +85,7 @@ class RayScheduler:
         self._roles = {role.name: role for role in roles}
         self._log_dir = log_dir
         self._placements: dict[str, RolePlacement] = setup_mixed_layout(roles)
-        self._workers: list[WorkerHandle] = []
+        self._workers: list[WorkerHandle[object]] = []
 
     @property
     def node_ids(self) -> frozenset[str]:
@@ -81,30 +101,28 @@ class RayScheduler:
         self,
         role: str,
         rank: int,
-        actor_class: Any,
-        *args: object,
-        env_vars: Mapping[str, str] | None = None,
-        actor_options: Mapping[str, Any] | None = None,
-        **kwargs: object,
-    ) -> WorkerHandle:
+        options: ProcessOptions,
+        worker_class: Callable[Params, WorkerT],
+        *args: Params.args,
+        **kwargs: Params.kwargs,
+    ) -> WorkerHandle[WorkerT]:
         """Start one worker of a role on its bundle; it is not waited for.
 
         Args:
             role: Scheduler role.
             rank: Rank within the role.
-            actor_class: A class decorated with ``ray.remote``.
-            *args: Passed to the constructor.
-            env_vars: Environment of the worker's process.
-            actor_options: Further Ray actor options, such as ``max_concurrency``.
-            **kwargs: Passed to the constructor.
+            options: What its process gets.
+            worker_class: Built in that process.
+            *args: Passed to its constructor.
+            **kwargs: Passed to its constructor.
         """
         spec = self._roles[role]
         placement = self._placements[role]
-        environment = dict(env_vars or {})
+        environment = dict(options.environment)
         log_path = self._log_dir / f"{role}-{rank}.log" if self._log_dir else None
         if log_path is not None:
             environment[WORKER_LOG] = str(log_path)
-        options: dict[str, Any] = {
+        actor_options: dict[str, Any] = {
             "num_cpus": spec.cpus_per_worker,
             "num_gpus": spec.gpus_per_worker,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
@@ -112,44 +130,16 @@ class RayScheduler:
                 placement_group_bundle_index=placement.bundle_of_rank[rank],
             ),
             "runtime_env": {"env_vars": environment},
-            **(actor_options or {}),
         }
-        actor = actor_class.options(**options).remote(*args, **kwargs)
-        handle = WorkerHandle(role=role, rank=rank, actor=actor, log_path=log_path)
+        if options.max_concurrency is not None:
+            actor_options["max_concurrency"] = options.max_concurrency
+        actor_class: Any = ray.remote(worker_class)
+        actor = actor_class.options(**actor_options).remote(*args, **kwargs)
+        handle = WorkerHandle[WorkerT](role=role, rank=rank, actor=actor, log_path=log_path)
         self._workers.append(handle)
         return handle
 
-    async def async_call_engine(
-        self,
-        workers: Sequence[WorkerHandle],
-        method: str,
-        *args: object,
-        timeout_s: float = CREATE_DEADLINE_S,
-        **kwargs: object,
-    ) -> list[Any]:
-        """Call one method on several workers at once.
-
-        Args:
-            workers: The workers, in the order of the results.
-            method: Method name.
-            *args: Passed to each call.
-            timeout_s: Deadline of the whole fan-out, in seconds.
-            **kwargs: Passed to each call.
-
-        Returns:
-            One result per worker, in order.
-
-        Raises:
-            EngineCallError: A worker failed, died, or did not answer in time. It names the first.
-        """
-        async with task_scope() as group:
-            tasks = [
-                group.create_task(call_worker(worker, method, *args, timeout_s=timeout_s, **kwargs))
-                for worker in workers
-            ]
-        return [task.result() for task in tasks]
-
-    def forget(self, worker: WorkerHandle) -> None:
+    def forget(self, worker: WorkerHandle[object]) -> None:
         """Kill one worker and drop it from the books."""
         _kill(worker)
         self._workers = [known for known in self._workers if known is not worker]
@@ -163,38 +153,130 @@ class RayScheduler:
         self._placements = {}
 
 
-async def call_worker(
-    worker: WorkerHandle, method: str, *args: object, timeout_s: float, **kwargs: object
-) -> Any:
-    """Call one method of one worker.
+@overload
+async def async_call_engine(
+    workers: Sequence[WorkerHandle[WorkerT]],
+    timeout_s: float,
+    method: Callable[Concatenate[WorkerT, Params], Coroutine[Any, Any, ResultT]],
+    *args: Params.args,
+    **kwargs: Params.kwargs,
+) -> list[ResultT]: ...
+
+
+@overload
+async def async_call_engine(
+    workers: Sequence[WorkerHandle[WorkerT]],
+    timeout_s: float,
+    method: Callable[Concatenate[WorkerT, Params], ResultT],
+    *args: Params.args,
+    **kwargs: Params.kwargs,
+) -> list[ResultT]: ...
+
+
+async def async_call_engine(
+    workers: Sequence[WorkerHandle[Any]],
+    timeout_s: float,
+    method: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> list[Any]:
+    """Call one method on several workers at once.
+
+    Args:
+        workers: The workers, in the order of the results.
+        timeout_s: Deadline of the whole fan-out, in seconds.
+        method: A method of their class.
+        *args: Passed to each call.
+        **kwargs: Passed to each call.
+
+    Returns:
+        One result per worker, in order.
 
     Raises:
-        EngineCallError: The worker failed, or did not answer within ``timeout_s`` seconds.
+        EngineCallError: A worker failed, died, or did not answer in time. It names the first.
+    """
+    async with task_scope() as group:
+        tasks = [
+            group.create_task(call_worker(worker, timeout_s, method, *args, **kwargs))
+            for worker in workers
+        ]
+    return [task.result() for task in tasks]
+
+
+@overload
+async def call_worker(
+    worker: WorkerHandle[WorkerT],
+    timeout_s: float,
+    method: Callable[Concatenate[WorkerT, Params], Coroutine[Any, Any, ResultT]],
+    *args: Params.args,
+    **kwargs: Params.kwargs,
+) -> ResultT: ...
+
+
+@overload
+async def call_worker(
+    worker: WorkerHandle[WorkerT],
+    timeout_s: float,
+    method: Callable[Concatenate[WorkerT, Params], ResultT],
+    *args: Params.args,
+    **kwargs: Params.kwargs,
+) -> ResultT: ...
+
+
+async def call_worker(
+    worker: WorkerHandle[Any],
+    timeout_s: float,
+    method: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call one method of one worker; a caller that is cancelled cancels an `async` method too.
+
+    Args:
+        worker: The worker.
+        timeout_s: Deadline, in seconds.
+        method: A method of its class.
+        *args: Passed to the call.
+        **kwargs: Passed to the call.
+
+    Raises:
+        EngineCallError: The worker failed, or did not answer in time.
         WorkerLostError: Its process is gone.
     """
-    reference = getattr(worker.actor, method).remote(*args, **kwargs)
+    name = _name_of(method)
+    reference = getattr(worker.actor, name).remote(*args, **kwargs)
     try:
         async with asyncio.timeout(timeout_s):
             return await reference
+    except asyncio.CancelledError:
+        if isinstance(reference, ray.ObjectRef):
+            ray.cancel(reference)
+        raise
     except TimeoutError as error:
         raise EngineCallError(
-            f"{worker.name}.{method} did not answer within {timeout_s:g} s. The worker hangs or "
+            f"{worker.name}.{name} did not answer within {timeout_s:g} s. The worker hangs or "
             f"the machine is overloaded.{_last_words(worker)}"
         ) from error
     except (ActorDiedError, ActorUnavailableError, WorkerCrashedError) as error:
         raise WorkerLostError(
-            f"{worker.name} is gone; {method} was asked of it: {error}{_last_words(worker)}"
+            f"{worker.name} is gone; {name} was asked of it: {error}{_last_words(worker)}"
         ) from error
     except RayError as error:
-        raise EngineCallError(f"{worker.name}.{method} failed: {error}") from error
+        raise EngineCallError(f"{worker.name}.{name} failed: {error}") from error
 
 
-def _last_words(worker: WorkerHandle) -> str:
+def _name_of(method: object) -> str:
+    name = getattr(method, "__name__", None)
+    assert isinstance(name, str)
+    return name
+
+
+def _last_words(worker: WorkerHandle[object]) -> str:
     path = worker.log_path
     return "" if path is None else f"\nThe end of {path}:\n{log_tail(path)}"
 
 
-def _kill(worker: WorkerHandle) -> None:
+def _kill(worker: WorkerHandle[object]) -> None:
     try:
         ray.kill(worker.actor, no_restart=True)
     except (RayError, ValueError) as error:

@@ -1,116 +1,84 @@
-"""``webrl eval``: success of one checkpoint on held-out seeds, with its interval."""
+"""`webrl eval`: success of one checkpoint on held-out seeds, with its interval."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import ray
 
-from webrl.cluster.network import reach_of
+from webrl.cluster.network import network_of
 from webrl.cluster.placement import RoleSpec
-from webrl.cluster.ray_cluster import ray_cluster
-from webrl.cluster.scheduler import RayScheduler
+from webrl.cluster.ray_cluster import ray_cluster, until_signalled
+from webrl.cluster.scheduler import ProcessOptions, RayScheduler, call_worker
 from webrl.config import WebRLConfig
-from webrl.evaluation.manager import (
-    TestRolloutSpec,
-    evaluation_requests,
-    outcomes_of,
-    run_evaluation,
-)
-from webrl.evaluation.statistics import EvaluationResult, summarise
+from webrl.evaluation.run_evaluation import EvaluationSpec, PolicyCheckpoint, run_evaluation
+from webrl.evaluation.statistics import EvaluationResult
 from webrl.launch import component_configs
-from webrl.launch.launch import start_test_worker, stop_workers
-from webrl.run.signals import until_signalled
-from webrl.servers.server_actor import InferenceServerActor
+from webrl.launch.system import start_evaluation_worker, stop_each
+from webrl.rollout.worker import RolloutWorker
+from webrl.servers.server_actor import InferenceServer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationJob:
-    """What ``webrl eval`` evaluates."""
-
-    policy_path: Path
-    """Checkpoint directory."""
-    version: int
-    """Weight version to report."""
-    num_seeds: int
-    """Held-out seeds, spread over the tasks."""
-    log_dir: Path
-    """Folder of the server's log."""
-
-
-def evaluate_checkpoint(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult:
+def evaluate_checkpoint(
+    config: WebRLConfig, checkpoint: PolicyCheckpoint, *, num_seeds: int, log_dir: Path
+) -> EvaluationResult:
     """Start one server and one worker, run the episodes, and return the result.
 
     Args:
         config: Tasks, browsers and limits.
-        job: What to evaluate.
+        checkpoint: What to evaluate.
+        num_seeds: Held-out seeds, spread over the tasks.
+        log_dir: Folder of the logs of server and worker.
 
     Raises:
         WebRLError: Server or browser did not start.
         asyncio.CancelledError: Ctrl-C.
     """
+    resolved = replace(checkpoint, path=checkpoint.path.resolve())
     with ray_cluster(namespace=f"webrl-eval-{secrets.token_hex(4)}"):
-        return asyncio.run(until_signalled(_evaluate(config, job)))
+        return asyncio.run(until_signalled(_evaluate(config, resolved, num_seeds, log_dir)))
 
 
 def _roles(config: WebRLConfig) -> list[RoleSpec]:
     """Return one server and one worker, on half of the cluster's CPUs each, up to one."""
     cpus = min(1.0, ray.cluster_resources().get("CPU", 1.0) / 2)
-    server = RoleSpec(
-        name=component_configs.TEST_ROLLOUT,
-        num_workers=1,
-        cpus_per_worker=cpus,
-        gpus_per_worker=1.0 if config.cluster.num_gpus else 0.0,
-    )
+    gpus = 1.0 if config.cluster.num_gpus else 0.0
     return [
-        server,
+        RoleSpec(
+            name=component_configs.TEST_ROLLOUT,
+            num_workers=1,
+            cpus_per_worker=cpus,
+            gpus_per_worker=gpus,
+        ),
         RoleSpec(name=component_configs.TEST_WORKER, num_workers=1, cpus_per_worker=cpus),
     ]
 
 
-async def _evaluate(config: WebRLConfig, job: EvaluationJob) -> EvaluationResult:
-    deadline_s = config.scheduler.startup_timeout_s
-    policy_path = str(job.policy_path.resolve())
-    spec = TestRolloutSpec(
-        tasks=component_configs.test_tasks(config),
-        num_seeds=job.num_seeds,
-        interval_s=0.0,
-        is_greedy=config.test_rollout.temperature == 0,
-    )
+async def _evaluate(
+    config: WebRLConfig, checkpoint: PolicyCheckpoint, num_seeds: int, log_dir: Path
+) -> EvaluationResult:
     async with AsyncExitStack() as stack:
-        scheduler = RayScheduler(_roles(config), job.log_dir)
+        scheduler = RayScheduler(_roles(config), log_dir)
         stack.callback(scheduler.shutdown)
-        server_spec = component_configs.server_spec(
-            config, policy_path, reach_of(scheduler.node_ids)
+        spec = component_configs.server_spec(
+            config, str(checkpoint.path), network_of(scheduler.node_ids)
         )
         server = scheduler.create_worker(
             component_configs.TEST_ROLLOUT,
             0,
-            InferenceServerActor,
-            server_spec,
+            ProcessOptions(),
+            InferenceServer,
+            spec,
             0,
             "eval-0",
-            str(job.log_dir),
+            str(log_dir),
         )
-        stack.push_async_callback(stop_workers, [server])
-        urls = await scheduler.async_call_engine([server], "start", timeout_s=deadline_s)
-        worker = await start_test_worker(config, scheduler, server_spec, urls)
-        stack.push_async_callback(stop_workers, [worker])
-        started = time.monotonic()
-        records = await run_evaluation(
-            worker, evaluation_requests(spec, "eval"), deadline_s=spec.deadline_s
-        )
-        outcomes = outcomes_of(records)
-        return summarise(
-            outcomes,
-            version=job.version,
-            checkpoint=policy_path,
-            num_faults=job.num_seeds - len(outcomes),
-            duration_s=time.monotonic() - started,
-            previous=None,
-        )
+        stack.push_async_callback(stop_each, [server], InferenceServer.stop)
+        url = await call_worker(server, spec.start_timeout_s, InferenceServer.start)
+        worker = await start_evaluation_worker(config, scheduler, spec, [url])
+        stack.push_async_callback(stop_each, [worker], RolloutWorker.stop)
+        return await run_evaluation(worker, EvaluationSpec.of(config, num_seeds), checkpoint)

@@ -16,7 +16,7 @@ from awrl_staleness import StalenessConfig
 from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig, SnapshotWriter
 
 from webrl.browser import BrowserConfig, Deadlines
-from webrl.cluster.network import LOCAL, Reach
+from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.cluster.placement import RoleSpec
 from webrl.config import TaskSection, WebRLConfig
 from webrl.policy import PolicyProcessor
@@ -170,7 +170,7 @@ def worker_spec(
     env = config.env
     return WorkerSpec(
         policy_path=servers.model_path,
-        reach=servers.reach,
+        network=servers.network,
         first_task=next((task for task in tasks if task.is_local), None),
         browser=BrowserConfig(
             num_slots=num_slots,
@@ -203,12 +203,14 @@ def worker_spec(
     )
 
 
-def server_spec(config: WebRLConfig, policy_path: str, reach: Reach = LOCAL) -> ServerSpec:
+def server_spec(
+    config: WebRLConfig, policy_path: str, network: NetworkConfig = LOCAL
+) -> ServerSpec:
     """Return how an inference server is started."""
     return ServerSpec(
         backend=config.inference_backend,
         model_path=policy_path,
-        reach=reach,
+        network=network,
         num_threads=config.inference.num_threads,
         start_timeout_s=config.scheduler.startup_timeout_s,
         base_port=config.inference.base_port,
@@ -222,7 +224,7 @@ def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProce
     num_steps = config.total_steps * actor.ppo_n_minibatches * actor.ppo_n_epochs
     return EngineSpec(
         policy_path=servers.model_path,
-        reach=servers.reach,
+        network=servers.network,
         num_threads=actor.num_threads,
         use_cuda=config.cluster.num_gpus > 0,
         actor=ActorConfig(

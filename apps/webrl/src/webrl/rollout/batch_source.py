@@ -1,49 +1,60 @@
 """Where the trainer's batches come from: the everlasting pool, or synchronous rounds.
 
-Both give the trainer the same thing, a ``RolloutBatch`` of groups, and hear of the same events
-(version advanced, budget released), so the step loop is one piece of code.
+Both give the trainer the same thing, a `RolloutBatch` of groups, and are notified of the same
+events, so the step loop is one piece of code.
 
-Invariant: a group is told to the task stream as finished exactly once, when it was consumed,
-rejected or dropped; until then a resume hands it out again.
+Invariants:
+    * a group is reported to the group stream as finished exactly once, when it was consumed,
+      rejected or dropped; until then a resume hands it out again;
+    * the budget of a synchronous round ends with the round: nothing is left over for the next one;
+    * rounds without a usable group are repeated, until the breaker says that the infrastructure is
+      down.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from awrl_rollout import (
     EpisodeRecord,
+    EpisodeRequest,
+    ExecutorStatistics,
+    FaultBreaker,
+    GroupResult,
     RolloutBatch,
     RolloutController,
+    SlotTime,
     Worker,
 )
 
+from webrl.cluster.scheduler import WorkerHandle, call_worker
+from webrl.cluster.unwrapped_group import task_scope
 from webrl.errors import EngineCallError
-from webrl.rollout.task_stream import TaskStream
+from webrl.rollout.worker import RolloutWorker
 from webrl.training.rows import zero_variance_reason
 
 logger = logging.getLogger(__name__)
 
+CALL_DEADLINE_S = 60.0
+"""A worker that does not answer a call for this long counts as dead."""
 
-class RolloutSource(Protocol):
-    """Batches for the trainer's step loop."""
+STATISTICS_DEADLINE_S = 10.0
+"""Looking at a worker's slots; a busy laptop answers within a second."""
 
-    async def prepare_batch(self, num_episodes: int, *, timeout_s: float) -> RolloutBatch:
-        """Return the next batch."""
+
+class GroupStream(Protocol):
+    """Hands out groups of sibling requests, such as a `TaskStream`."""
+
+    def next_group(self) -> list[EpisodeRequest]:
+        """Return the requests of the next group."""
         ...
 
-    def advance(self, version: int) -> None:
-        """Hear that the servers hold a new version, computed from every consumed batch."""
-        ...
-
-    def release_budget(self) -> None:
-        """Hear that the consumed batches changed nothing (a skipped update)."""
-        ...
-
-    async def metrics(self) -> dict[str, float]:
-        """Return figures since the last call."""
+    def finish(self, group_id: str) -> None:
+        """Note that a group never has to come again."""
         ...
 
 
@@ -51,22 +62,21 @@ class GroupFilter:
     """Decides which complete groups carry a gradient, and remembers who was dropped.
 
     The leases of dropped episodes are released by the trainer in one call per step.
+
+    Args:
+        stream: Notified of every group that is over.
+        on_group: Given the members of each complete group, before it is judged.
     """
 
     def __init__(
         self,
-        stream: TaskStream,
+        stream: GroupStream,
         on_group: Callable[[Sequence[EpisodeRecord]], None] = lambda records: None,
     ) -> None:
-        """Filter groups of one stream.
-
-        Args:
-            stream: Hears of every group that is over.
-            on_group: Told of each complete group, before it is judged.
-        """
         self._stream = stream
         self._on_group = on_group
         self._dropped: dict[str, None] = {}
+        self._seen = (0, 0, 0, 0)
         self.num_groups = 0
         self.num_zero_variance = 0
         self.num_success = 0
@@ -82,6 +92,30 @@ class GroupFilter:
         reason = zero_variance_reason(rewards)
         self.num_zero_variance += reason is not None
         return reason
+
+    def accept_round(self, records: Sequence[EpisodeRecord]) -> list[GroupResult]:
+        """Return the accepted groups of a whole round; the others are dropped."""
+        members_by_group: dict[str, list[EpisodeRecord]] = {}
+        for record in records:
+            members_by_group.setdefault(record.group_id, []).append(record)
+        accepted: list[GroupResult] = []
+        for group_id, members in members_by_group.items():
+            ended = [record for record in members if record.has_ended_well]
+            reason = self.accept(ended)
+            if reason is not None:
+                self.discarded(ended, reason)
+                self.group_dropped(group_id, reason)
+                continue
+            accepted.append(
+                GroupResult(
+                    group_id=group_id,
+                    records=tuple(sorted(ended, key=lambda record: record.member)),
+                    expired=frozenset(),
+                    group_size=len(members),
+                    num_lost=len(members) - len(ended),
+                )
+            )
+        return accepted
 
     def discarded(self, records: Sequence[EpisodeRecord], reason: str) -> None:
         """Note episodes that no batch will hold."""
@@ -103,45 +137,60 @@ class GroupFilter:
         dropped, self._dropped = list(self._dropped), {}
         return dropped
 
+    def metrics(self, seconds: float) -> dict[str, float]:
+        """Return what was counted since the last call, which was so long ago."""
+        now = (self.num_groups, self.num_zero_variance, self.num_success, self.num_episodes)
+        groups, zero, success, episodes = (a - b for a, b in zip(now, self._seen, strict=True))
+        self._seen = now
+        return {
+            "rollout/success_share": success / episodes if episodes else 0.0,
+            "rollout/zero_variance_share": zero / groups if groups else 0.0,
+            "rollout/episodes_per_s": episodes / seconds if seconds > 0 else 0.0,
+            "rollout/episodes_total": float(self.num_episodes),
+        }
+
 
 class EverlastingRollouts:
-    """The asynchronous source: a ``RolloutController`` that never stops."""
+    """The asynchronous source: a `RolloutController` that never stops.
+
+    Args:
+        controller: Entered by the caller.
+        workers: Its live workers by name; the caller replaces those that die.
+        group_filter: Its hooks.
+    """
 
     def __init__(
         self,
         controller: RolloutController,
         workers: Mapping[str, Worker],
-        filter_: GroupFilter,
+        group_filter: GroupFilter,
     ) -> None:
-        """Speak for a running controller.
-
-        Args:
-            controller: Entered by the caller.
-            workers: Its live workers by name; the caller replaces those that die.
-            filter_: Its hooks.
-        """
-        self.controller = controller
+        self._controller = controller
         self._workers = workers
-        self._filter = filter_
+        self._filter = group_filter
         self._slots: dict[str, tuple[float, float]] = {}
 
     async def prepare_batch(self, num_episodes: int, *, timeout_s: float) -> RolloutBatch:
-        """Return the oldest complete groups; see ``RolloutController.prepare_batch``."""
-        batch = await self.controller.prepare_batch(num_episodes, timeout_s=timeout_s)
+        """Return the oldest complete groups; see `RolloutController.prepare_batch`."""
+        batch = await self._controller.prepare_batch(num_episodes, timeout_s=timeout_s)
         self._filter.taken(batch)
         return batch
 
     def advance(self, version: int) -> None:
-        """Advance the version and release the budget of what was consumed."""
-        self.controller.advance(version)
+        """Advance the version, which gives back the budget of what was consumed."""
+        self._controller.advance(version)
 
     def release_budget(self) -> None:
-        """Release the budget of what was consumed, without a new version."""
-        self.controller.release_budget()
+        """Give back the budget of what was consumed without a new version."""
+        self._controller.release_budget()
 
-    async def metrics(self) -> dict[str, float]:
-        """Return the controller's figures and the slots' idle share since the last call."""
-        statistics = self.controller.statistics()
+    def take_dropped(self) -> list[str]:
+        """Return the episodes that ended up in no batch, each once."""
+        return self._filter.take_dropped()
+
+    async def metrics(self, seconds: float) -> dict[str, float]:
+        """Return the figures of controller and filter, and the slots' idle share."""
+        statistics = self._controller.statistics()
         wasted = statistics.staleness.wasted_by_label.items()
         return {
             **statistics.metrics(),
@@ -149,6 +198,7 @@ class EverlastingRollouts:
             "rollout/expired_episodes": float(statistics.staleness.num_expired),
             "idle/rollout_share": await self._idle_share(),
             "staleness/bound_binds": float(statistics.blocked_by is not None),
+            **self._filter.metrics(seconds),
         }
 
     async def _idle_share(self) -> float:
@@ -165,3 +215,184 @@ class EverlastingRollouts:
         busy_s = sum(busy - before.get(name, (0.0, 0.0))[0] for name, (busy, _) in now.items())
         alive_s = sum(alive - before.get(name, (0.0, 0.0))[1] for name, (_, alive) in now.items())
         return max(0.0, 1.0 - busy_s / alive_s) if alive_s > 0 else 0.0
+
+
+class RayWorker:
+    """A rollout worker on Ray as the controller's `Worker`: each method is one remote call.
+
+    Args:
+        handle: The worker.
+        name: Name of this incarnation, unique over the run.
+        num_slots: Episodes that it runs at once.
+    """
+
+    def __init__(self, handle: WorkerHandle[RolloutWorker], name: str, num_slots: int) -> None:
+        self._handle = handle
+        self.name = name
+        self.num_slots = num_slots
+
+    async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
+        """Hand requests over."""
+        await call_worker(self._handle, CALL_DEADLINE_S, RolloutWorker.submit, list(requests))
+
+    async def take_finished(self, acknowledged: Sequence[str]) -> list[EpisodeRecord]:
+        """Acknowledge records and return all others."""
+        return await call_worker(
+            self._handle, CALL_DEADLINE_S, RolloutWorker.take_finished, list(acknowledged)
+        )
+
+    async def cancel(self, episode_ids: Sequence[str]) -> None:
+        """Cancel episodes."""
+        await call_worker(self._handle, CALL_DEADLINE_S, RolloutWorker.cancel, list(episode_ids))
+
+    async def pause(self) -> None:
+        """Send no further attempt to an inference server."""
+        await call_worker(self._handle, CALL_DEADLINE_S, RolloutWorker.pause)
+
+    async def resume(self) -> None:
+        """Send attempts again."""
+        await call_worker(self._handle, CALL_DEADLINE_S, RolloutWorker.resume)
+
+    async def statistics(self) -> ExecutorStatistics:
+        """Return what the slots do now."""
+        return await call_worker(self._handle, CALL_DEADLINE_S, RolloutWorker.statistics)
+
+
+class RoundPool(Protocol):
+    """Runs whole rounds."""
+
+    async def run_round(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeRecord]:
+        """Return one record per request, after the slowest has ended."""
+        ...
+
+    async def round_statistics(self) -> SlotTime:
+        """Return rounds and slot time."""
+        ...
+
+
+class RayRoundPool:
+    """A synchronous rollout worker on Ray as a `RoundPool`.
+
+    Args:
+        handle: The worker.
+        timeout_s: Limit of one round, in seconds.
+    """
+
+    def __init__(self, handle: WorkerHandle[RolloutWorker], timeout_s: float) -> None:
+        self._handle = handle
+        self._timeout_s = timeout_s
+
+    async def run_round(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeRecord]:
+        """Run one round there."""
+        return await call_worker(
+            self._handle, self._timeout_s, RolloutWorker.run_round, list(requests)
+        )
+
+    async def round_statistics(self) -> SlotTime:
+        """Return rounds and slot time."""
+        return await call_worker(
+            self._handle, STATISTICS_DEADLINE_S, RolloutWorker.round_statistics
+        )
+
+
+class SynchronousRollouts:
+    """The synchronous source: spawn, wait for the slowest, tear down, train, repeat.
+
+    Args:
+        pools: Share each round.
+        stream: Hands out the groups.
+        group_filter: Decides which groups carry a gradient.
+        group_size: Episodes of one group.
+        breaker: Stops the run when the share of faults is too high.
+        version: Weight version that the servers hold.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[RoundPool],
+        stream: GroupStream,
+        group_filter: GroupFilter,
+        *,
+        group_size: int,
+        breaker: FaultBreaker,
+        version: int = 0,
+    ) -> None:
+        self._pools = tuple(pools)
+        self._stream = stream
+        self._filter = group_filter
+        self._group_size = group_size
+        self._breaker = breaker
+        self._version = version
+        self._batches = itertools.count()
+        self.num_completed = 0
+        """Episodes that ended, faults included."""
+        self._num_faults = 0
+        self._busy_s = 0.0
+        self._alive_s = 0.0
+
+    async def prepare_batch(self, num_episodes: int, *, timeout_s: float) -> RolloutBatch:
+        """Return the groups of one round that carry a gradient; a round without any is repeated.
+
+        Raises:
+            StarvedError: The breaker is open.
+        """
+        groups: list[GroupResult] = []
+        while not groups:
+            self._breaker.check()
+            async with asyncio.timeout(timeout_s):
+                groups = await self.run_round(num_episodes)
+        batch = RolloutBatch(
+            groups, batch=next(self._batches), version=self._version, is_short=False
+        )
+        self._filter.taken(batch)
+        return batch
+
+    def advance(self, version: int) -> None:
+        """Note the version of the next round."""
+        self._version = version
+
+    def release_budget(self) -> None:
+        """Nothing is owed: a round's budget ends with the round."""
+
+    def take_dropped(self) -> list[str]:
+        """Return the episodes that ended up in no batch, each once."""
+        return self._filter.take_dropped()
+
+    async def metrics(self, seconds: float) -> dict[str, float]:
+        """Return the figures of the rounds since the last call, and those of the filter."""
+        rounds = [await pool.round_statistics() for pool in self._pools]
+        busy_s, alive_s = sum(r.busy_s for r in rounds), sum(r.alive_s for r in rounds)
+        busy, alive = busy_s - self._busy_s, alive_s - self._alive_s
+        self._busy_s, self._alive_s = busy_s, alive_s
+        return {
+            "rollout/completed_episodes": float(self.num_completed),
+            "rollout/faulted_episodes": float(self._num_faults),
+            "idle/rollout_share": max(0.0, 1.0 - busy / alive) if alive > 0 else 0.0,
+            "staleness/off_policyness_mean_versions": 0.0,
+            "staleness/off_policyness_max_versions": 0.0,
+            **self._filter.metrics(seconds),
+        }
+
+    async def run_round(self, num_episodes: int) -> list[GroupResult]:
+        """Run one round over all pools; return its groups that carry a gradient."""
+        requests = [
+            request
+            for _ in range(max(1, num_episodes // self._group_size))
+            for request in self._stream.next_group()
+        ]
+        async with task_scope() as group:
+            tasks = [
+                group.create_task(_run_share(pool, share))
+                for index, pool in enumerate(self._pools)
+                if (share := requests[index :: len(self._pools)])
+            ]
+        records = [record for task in tasks for record in task.result()]
+        self.num_completed += len(records)
+        self._num_faults += sum(record.fault is not None for record in records)
+        for record in records:
+            self._breaker.note(record.fault)
+        return self._filter.accept_round(records)
+
+
+async def _run_share(pool: RoundPool, requests: Sequence[EpisodeRequest]) -> list[EpisodeRecord]:
+    return await pool.run_round(requests)

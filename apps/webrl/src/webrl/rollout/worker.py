@@ -6,18 +6,19 @@ Invariants:
     * a finished record is kept until the controller acknowledges it: a lost callback costs a poll
       interval, never the episode.
 
-Loops (children of ``serve``): the executor's slots and its notify loop, which posts callbacks. A
+Loops (children of `serve`): the executor's slots and its notify loop, which posts callbacks. A
 synchronous worker serves no slots of its own between rounds.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
-import ray
 import torch
 from awrl_pixelstore import PixelStoreClient
 from awrl_rollout import (
@@ -27,8 +28,6 @@ from awrl_rollout import (
     ExecutorStatistics,
     InterruptibleGenerator,
     RetryPolicy,
-    SGLangClient,
-    SGLangClientConfig,
     SlotTime,
     StickyRouter,
     SyncPool,
@@ -36,7 +35,7 @@ from awrl_rollout import (
 )
 
 from webrl.browser import BrowserConfig, BrowserPool
-from webrl.cluster.network import LOCAL, Reach
+from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.cluster.unwrapped_group import task_scope
 from webrl.cluster.worker_log import open_worker_log
 from webrl.config import JudgeSection
@@ -45,6 +44,11 @@ from webrl.policy import PolicyProcessor
 from webrl.rollout.workflow import WebTaskWorkflow
 from webrl.rollout.workflow_config import WorkflowConfig
 from webrl.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2
+"""Between two looks at the finished episodes of an evaluation."""
 
 PATIENT = RetryPolicy(max_retries=8, base_delay_s=0.05, max_delay_s=2.0, jitter=0.0)
 """About 7 s of waits: by then a server's death is known and requests are held. An episode stays on
@@ -74,7 +78,7 @@ class WorkerSpec:
     first_task: Task | None
     """What a new session shows; None where no task lives on the task server."""
     browser: BrowserConfig
-    """How browsers are run; its ``num_slots`` is the worker's."""
+    """How browsers are run; its `num_slots` is the worker's."""
     workflow: WorkflowConfig
     """How the policy is asked."""
     judge: JudgeSection | None
@@ -83,16 +87,21 @@ class WorkerSpec:
     """Deadline of one run of an episode, in seconds."""
     max_attempts: int
     """Runs of one episode in its slot before its fault is recorded."""
-    initial_version: int = 0
-    """Version of tokens from a server that was never updated."""
     is_synchronous: bool = False
     """Sessions are spawned and torn down around each round, instead of living on."""
-    reach: Reach = LOCAL
+    network: NetworkConfig = LOCAL
     """How to talk to the inference servers."""
 
 
 class RolloutWorker:
-    """Slots, browsers, generation and callbacks; the class behind the Ray actor."""
+    """Slots, browsers, generation and callbacks; `start` builds them.
+
+    Args:
+        name: Unique among the controller's workers.
+        spec: Equal on every worker.
+        pixels: Where screenshots go; None keeps none (evaluation).
+        callback: Where to say that episodes ended; None for a worker without a controller.
+    """
 
     def __init__(
         self,
@@ -101,14 +110,6 @@ class RolloutWorker:
         pixels: PixelStoreClient | None,
         callback: CallbackTarget | None,
     ) -> None:
-        """Remember what to build; ``serve`` builds it.
-
-        Args:
-            name: Unique among the controller's workers.
-            spec: Equal on every worker.
-            pixels: Where screenshots go; None keeps none (evaluation).
-            callback: Where to say that episodes ended; None for a worker that is only polled.
-        """
         open_worker_log()
         torch.set_num_threads(1)
         self._name = name
@@ -144,7 +145,7 @@ class RolloutWorker:
                 self._callback.url, token=self._callback.token, worker=self._name
             )
             self._stack.push_async_callback(notifier.aclose)
-        self._router = StickyRouter(server_urls, connect=self._connect)
+        self._router = StickyRouter(server_urls, connect=spec.network.client)
         self._stack.push_async_callback(self._router.aclose)
         limit_s = spec.episode_timeout_s
         self._generator = InterruptibleGenerator(self._router, deadline_s=limit_s, retry=PATIENT)
@@ -184,7 +185,7 @@ class RolloutWorker:
         return os.getpid()
 
     async def serve(self) -> None:
-        """Run the slots until ``stop``; awaited by the controller as the sign of life."""
+        """Run the slots until `stop`; awaited by the controller as the sign of life."""
         async with self._stack:
             await self._built.serve()
 
@@ -204,6 +205,29 @@ class RolloutWorker:
         if self._pool is None:
             raise RuntimeError("round_statistics needs a synchronous worker.")
         return self._pool.statistics()
+
+    async def run_episodes(
+        self, requests: Sequence[EpisodeRequest], deadline_s: float
+    ) -> list[EpisodeRecord]:
+        """Run episodes on the everlasting slots; return the records of those that ended in time.
+
+        The others are cancelled, and so are all when the call is.
+        """
+        executor, records = self._built, dict[str, EpisodeRecord]()
+        wanted = {request.episode_id for request in requests}
+        executor.submit(requests)
+        try:
+            async with asyncio.timeout(deadline_s):
+                while len(records) < len(wanted):
+                    await asyncio.sleep(POLL_S)
+                    ended = executor.take_finished(list(records))
+                    records |= {r.episode_id: r for r in ended if r.episode_id in wanted}
+        except TimeoutError:
+            logger.warning("%d episodes ran out of time", len(wanted) - len(records))
+        finally:
+            executor.cancel([key for key in wanted if key not in records])
+            executor.take_finished(list(records))
+        return list(records.values())
 
     async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
         """Accept episode requests."""
@@ -234,10 +258,6 @@ class RolloutWorker:
         assert self._router is not None
         self._router.set_servers(urls)
 
-    def _connect(self, url: str) -> SGLangClient:
-        config = SGLangClientConfig(initial_version=self._spec.initial_version)
-        return self._spec.reach.client(url, config)
-
     async def statistics(self) -> ExecutorStatistics:
         """Return what the slots do now."""
         return self._built.statistics()
@@ -253,7 +273,3 @@ class RolloutWorker:
         if self._generator is None:
             raise RuntimeError("start must be called before any other method, got none yet.")
         return self._generator
-
-
-RolloutWorkerActor = ray.remote(RolloutWorker)
-"""The class as a Ray actor; every method but ``serve`` returns at once."""

@@ -1,4 +1,6 @@
-"""What a run writes while it goes on: checkpoints, policy snapshots, sampled trajectories.
+"""`Recorder`: what a run writes while it goes on.
+
+Checkpoints, policy snapshots, sampled trajectories, and the logs of episodes and batches.
 
 Invariant: nothing here runs inside of the weight-update window, and each version is saved once.
 """
@@ -6,48 +8,94 @@ Invariant: nothing here runs inside of the weight-update window, and each versio
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from awrl_pixelstore import PixelStoreError
+from awrl_pixelstore import PixelStoreClient, PixelStoreError
+from awrl_rollout import EpisodeRecord
+from awrl_trainer import TrainRow, latest_complete_checkpoint
 
-from webrl.config import WebRLConfig
-from webrl.launch.running_system import System
-from webrl.records.run_folder import RunFolders, pack_state
-from webrl.records.samples import write_sample
+from webrl.errors import RunFailedError
+from webrl.records.episodes import BatchLog, EpisodeLog, write_sample
+from webrl.records.run_folder import RunFolders, pack_state, unpack_state
 from webrl.rollout.task_stream import TaskStream
-from webrl.training.rows import GroupMember
+from webrl.training.ranks import TrainerRanks
+from webrl.training.rows import GroupMember, PreparedBatch
 from webrl.training.step_loop import Progress
 
 logger = logging.getLogger(__name__)
 
-SAVE_DEADLINE_S = 600.0
-"""Limit of writing one checkpoint."""
-
 
 class Recorder:
-    """Writes one run's files."""
+    """Writes one run's files, and reads them when it goes on.
+
+    Args:
+        folders: Where they lie.
+        stream: Task order, part of each checkpoint.
+        ranks: Write and load checkpoints.
+        pixels: Where the screenshots of samples are.
+        keep: Checkpoints that stay.
+        sample_every: One group in so many is kept whole.
+    """
 
     def __init__(
-        self, config: WebRLConfig, folders: RunFolders, system: System, stream: TaskStream
+        self,
+        folders: RunFolders,
+        stream: TaskStream,
+        ranks: TrainerRanks,
+        pixels: PixelStoreClient,
+        *,
+        keep: int,
+        sample_every: int,
     ) -> None:
-        """Bind the recorder to what it writes.
-
-        Args:
-            config: The run's.
-            folders: Where its parts lie.
-            system: The started roles.
-            stream: Task order, part of each checkpoint.
-        """
-        self._config = config
         self._folders = folders
-        self._system = system
         self._stream = stream
+        self._ranks = ranks
+        self._pixels = pixels
+        self._keep = keep
+        self._sample_every = sample_every
+        self._episodes = EpisodeLog(folders.root / "episodes.jsonl")
+        self._batches = BatchLog(folders.root / "batches.jsonl")
         self._saved = -1
         self._num_groups = 0
 
-    def resumed_at(self, version: int) -> None:
-        """Note that this version is on disk already."""
-        self._saved = version
+    def close(self) -> None:
+        """Close the logs."""
+        self._episodes.close()
+        self._batches.close()
+
+    def note_group(self, records: Sequence[EpisodeRecord]) -> None:
+        """Log a complete group."""
+        self._episodes.note(records)
+
+    def note_update(self, rows: Mapping[str, Sequence[TrainRow]], before: Progress) -> None:
+        """Log what an update was computed from."""
+        self._batches.note(rows, step=before.num_steps + 1, version=before.version)
+
+    async def note_batch(self, batch: PreparedBatch) -> None:
+        """Keep one group in so many on disk, with its screenshots."""
+        groups = list(dict.fromkeys(member.group_id for member in batch.members))
+        numbered = enumerate(groups, self._num_groups)
+        chosen = {group for number, group in numbered if number % self._sample_every == 0}
+        self._num_groups += len(groups)
+        for member in batch.members:
+            if member.group_id in chosen:
+                await self._sample(member, batch.advantages[member.episode_id])
+
+    async def _sample(self, member: GroupMember, advantage: float) -> None:
+        keys = member.trajectory.image_keys
+        try:
+            images = await self._pixels.get_many_async(keys)
+        except PixelStoreError as error:
+            logger.info("sample of %s without screenshots: %s", member.episode_id, error)
+            images = []
+        write_sample(
+            self._folders.samples,
+            member.episode_id,
+            member.trajectory,
+            {key: data for key, data in zip(keys, images, strict=False) if isinstance(data, bytes)},
+            {"advantage": advantage, "group_id": member.group_id},
+        )
 
     async def save(self, progress: Progress) -> None:
         """Write policy snapshot and trainer state of the current version, once.
@@ -58,49 +106,41 @@ class Recorder:
         if progress.version == self._saved:
             return
         await self.write_snapshot()
-        await self._system.scheduler.async_call_engine(
-            self._system.ranks,
-            "save",
-            str(self._folders.state),
-            self._config.checkpoint.keep,
-            pack_state(progress, self._stream),
-            timeout_s=SAVE_DEADLINE_S,
-        )
+        state = pack_state(progress, self._stream)
+        await self._ranks.save(self._folders.state, keep=self._keep, extra=state)
         self._saved = progress.version
 
     async def write_snapshot(self) -> None:
-        """Write the policy as it is now, for the test rollout and for use elsewhere.
+        """Write the policy as it is now, for evaluation and for use elsewhere.
 
         Raises:
             EngineCallError: The disk refused a write.
         """
-        await self._system.scheduler.async_call_engine(
-            self._system.ranks,
-            "write_snapshot",
-            str(self._folders.policies),
-            self._config.checkpoint.keep,
-            timeout_s=SAVE_DEADLINE_S,
-        )
+        await self._ranks.write_snapshot(self._folders.policies, keep=self._keep)
 
-    async def sample(self, members: Sequence[GroupMember], advantages: dict[str, float]) -> None:
-        """Keep one group in so many on disk, with its screenshots."""
-        groups = list(dict.fromkeys(member.group_id for member in members))
-        every = self._config.logging.sample_every
-        chosen = {g for i, g in enumerate(groups, self._num_groups) if i % every == 0}
-        self._num_groups += len(groups)
-        for member in members:
-            if member.group_id not in chosen:
-                continue
-            keys = member.trajectory.image_keys
-            try:
-                images = await self._system.pixels.get_many_async(keys)
-            except PixelStoreError as error:
-                logger.info("sample of %s without screenshots: %s", member.episode_id, error)
-                images = []
-            write_sample(
-                self._folders.samples,
-                member.episode_id,
-                member.trajectory,
-                {k: d for k, d in zip(keys, images, strict=False) if isinstance(d, bytes)},
-                {"advantage": advantages[member.episode_id], "group_id": member.group_id},
+    async def restore(self) -> tuple[Progress, Path, bool]:
+        """Load the newest checkpoint into every rank, and forget what was written after it.
+
+        Returns:
+            The counters at that checkpoint, its folder, and whether the task order goes on; it
+            starts anew when tasks or seeds changed.
+
+        Raises:
+            RunFailedError: There is none.
+        """
+        path = latest_complete_checkpoint(self._folders.state)
+        if path is None:
+            raise RunFailedError(
+                f"--resume must find a complete checkpoint below {str(self._folders.state)!r}, got "
+                "none. The run ended before its first save: start a new one."
             )
+        version, state = await self._ranks.load(path)
+        progress, is_same_data = unpack_state(state, version, self._stream)
+        self._saved = version
+        self.forget_after(progress)
+        return progress, path, is_same_data
+
+    def forget_after(self, progress: Progress) -> None:
+        """Drop the updates and the weights that a run which goes on here computes anew."""
+        self._batches.rewind(progress.num_steps)
+        self._folders.forget_later_weights(progress.version)

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from webrl.config import WebRLConfig, to_toml
-from webrl.run.train import run_training
+from webrl.run.run import run_training
 
 WARMUP_STEPS = 1
 """Steps left out: the first one fills an empty pipeline and compiles nothing twice."""

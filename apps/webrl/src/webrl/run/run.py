@@ -1,54 +1,83 @@
 """One run from its configuration to its end: roles, step loop, saving, evaluation, shut-down.
 
-Loops, children of one TaskGroup:
-    * stepping: see ``webrl.training.step_loop``;
-    * watching: see ``webrl.run.supervisor``.
+`run_training` is what `webrl train` calls. It repeats `Run` from the newest checkpoint when a part
+is lost that can't be replaced in place. The loops of a run are drawn in `webrl.run`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import secrets
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import torch
+from awrl_pixelstore import PixelStoreUnavailable
 from awrl_rollout import CallbackServer, FaultBreaker, RolloutController, RolloutError
 from awrl_staleness import StalenessManager
-from awrl_trainer import TrainRow, latest_complete_checkpoint
+from awrl_trainer import PublishError, latest_complete_checkpoint
+from rich.console import Console
 
-from webrl.cluster.scheduler import WorkerHandle
+from webrl.cluster.ray_cluster import ray_cluster, until_signalled
 from webrl.cluster.unwrapped_group import task_scope
 from webrl.config import WebRLConfig
-from webrl.errors import EngineCallError, RunFailedError
-from webrl.evaluation.role import TestRole
+from webrl.errors import EngineCallError, RunFailedError, WorkerLostError
+from webrl.evaluation.manager import EvaluationManager
+from webrl.evaluation.statistics import EvaluationResult
 from webrl.launch import component_configs
-from webrl.launch.launch import launch, stop_workers
-from webrl.launch.running_system import System, find_dead_rank
-from webrl.records.episode_log import BatchLog, EpisodeLog
+from webrl.launch.system import System, launch, stop_each
+from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
 from webrl.records.live_view import LiveView
 from webrl.records.metrics import MetricLog
-from webrl.records.run_folder import RunFolders, unpack_state
+from webrl.records.run_folder import RunFolders
 from webrl.rollout.batch_source import (
     EverlastingRollouts,
     GroupFilter,
-    RolloutSource,
+    RayRoundPool,
+    SynchronousRollouts,
 )
-from webrl.rollout.synchronous import SynchronousRollouts
 from webrl.rollout.task_stream import TaskStream
-from webrl.rollout.worker import CallbackTarget
-from webrl.run.checkpoints import SAVE_DEADLINE_S, Recorder
+from webrl.rollout.worker import CallbackTarget, RolloutWorker
+from webrl.run.checkpoints import Recorder
 from webrl.run.server_recovery import ServerRecovery
 from webrl.run.supervisor import Supervisor, WorkerPlan
 from webrl.run.weight_updates import connect_weights
-from webrl.training.rows import AdvantageConfig
-from webrl.training.step_loop import PPOTrainer, Progress, StepConfig, keep_stepping
+from webrl.training.ranks import TrainerRanks
+from webrl.training.rows import AdvantageConfig, RowBuilder
+from webrl.training.step_loop import (
+    PPOTrainer,
+    Progress,
+    RolloutSource,
+    StepConfig,
+    keep_stepping,
+)
+
+logger = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells use it."""
+
+POLICY_FOLDER = "policy"
+"""Folder of a made policy within the run's."""
 
 BATCH_DEADLINE_S = 3600.0
 """A batch that does not fill for an hour ends the run with the controller's account of why."""
 
 
 class Run:
-    """Everything of one run inside the controller's event loop."""
+    """Everything of one run inside the controller's event loop; nothing starts before `run`.
+
+    Args:
+        config: Resolved configuration.
+        folders: Where its parts lie.
+        policy_path: Checkpoint that training starts from.
+        view: What a person sees.
+        log: Metric sinks.
+        is_resumed: Continue from the newest checkpoint.
+    """
 
     def __init__(
         self,
@@ -56,38 +85,17 @@ class Run:
         folders: RunFolders,
         policy_path: Path,
         *,
-        run_id: str,
         view: LiveView,
         log: MetricLog,
         is_resumed: bool,
     ) -> None:
-        """Prepare a run; nothing starts before ``run``.
-
-        Args:
-            config: Resolved configuration.
-            folders: Where its parts lie.
-            policy_path: Checkpoint that training starts from.
-            run_id: Names the run on the Ray cluster.
-            view: What a person sees.
-            log: Metric sinks.
-            is_resumed: Continue from the newest checkpoint.
-        """
         self._config = config
         self._folders = folders
         self._policy_path = policy_path
-        self._run_id = run_id
+        self._run_id = f"webrl-{secrets.token_hex(4)}"
         self._view = view
         self._log = log
         self._is_resumed = is_resumed
-        self._stream = TaskStream(
-            component_configs.task_draw(config),
-            num_seeds=config.env.num_train_seeds,
-            group_size=config.gconfig.n_samples,
-            seed=config.seed,
-        )
-        self._episodes = EpisodeLog(folders.root / "episodes.jsonl")
-        self._batches = BatchLog(folders.root / "batches.jsonl")
-        self._filter = GroupFilter(self._stream, self._episodes.note)
         self._controller: RolloutController | None = None
         self._deadline: float | None = None
         self.has_started = False
@@ -100,36 +108,47 @@ class Run:
             WorkerLostError: A trainer rank died; the newest checkpoint is where to go on.
             WebRLError: The run could not start, or had to stop.
         """
-        config, policy = self._config, str(self._policy_path)
+        config = self._config
         async with AsyncExitStack() as stack:
-            stack.callback(self._episodes.close)
-            stack.callback(self._batches.close)
             self._view.note("starting servers, trainer and browsers")
             system = await stack.enter_async_context(
-                launch(config, policy, self._folders.logs, self._run_id, version=0)
+                launch(config, str(self._policy_path), self._folders.logs, self._run_id)
             )
-            recorder = Recorder(config, self._folders, system, self._stream)
-            progress = await self._restore(system, recorder)
+            stream = TaskStream(
+                component_configs.task_draw(config),
+                num_seeds=config.env.num_train_seeds,
+                group_size=config.gconfig.n_samples,
+                seed=config.seed,
+            )
+            ranks = TrainerRanks(system.ranks)
+            recorder = Recorder(
+                self._folders,
+                stream,
+                ranks,
+                system.pixels,
+                keep=config.checkpoint.keep,
+                sample_every=config.logging.sample_every,
+            )
+            stack.callback(recorder.close)
+            progress = await self._restore(recorder)
             weights = await connect_weights(
                 config, self._folders, system, stack, version=progress.version, run_id=self._run_id
             )
             recovery = ServerRecovery(config, system, weights, self._view, version=progress.version)
-            supervisor, rollouts = await self._rollouts(system, stack, progress, recovery)
-            trainer = self._trainer(system, rollouts, recovery, recorder, progress)
-            test = None
-            if system.test_worker is not None:
-                # The starting policy is the first point of the curve.
-                await recorder.write_snapshot()
-                test = TestRole(config, self._folders, system, system.test_worker, self._view)
-                stack.callback(test.close)
+            group_filter = GroupFilter(stream, recorder.note_group)
+            supervisor, rollouts = await self._start_rollouts(
+                system, stack, recovery, stream, group_filter, version=progress.version
+            )
+            trainer = self._trainer(system, rollouts, ranks, recovery, recorder, progress)
+            evaluation = await self._start_evaluation(system, stack, recorder)
             if config.time_limit_s is not None:
                 self._deadline = time.monotonic() + config.time_limit_s - progress.train_s
             self._view.note("training")
             self.has_started = True
             try:
-                await self._train(trainer, supervisor, recorder, test)
+                await self._train(trainer, supervisor, recorder, evaluation)
             except EngineCallError:
-                await find_dead_rank(system)
+                await ranks.find_dead()
                 raise
             except RolloutError as error:
                 raise RunFailedError(
@@ -138,8 +157,9 @@ class Run:
             if self._controller is not None:
                 self._controller.pause_admission()
             await recorder.save(progress)
-            if test is not None:
-                await test.evaluate_last(progress.version)
+            if evaluation is not None:
+                self._view.note(f"evaluating version {progress.version} on the final seeds")
+                await evaluation.evaluate_last(progress.version)
             return progress
 
     async def _train(
@@ -147,14 +167,14 @@ class Run:
         trainer: PPOTrainer,
         supervisor: Supervisor,
         recorder: Recorder,
-        test: TestRole | None,
+        evaluation: EvaluationManager | None,
     ) -> None:
         async def after_step(metrics: dict[str, float]) -> None:
             progress = trainer.progress
             self._log.log(metrics, progress.num_steps)
             self._view.step(metrics)
             is_due = progress.version % self._config.checkpoint.save_every == 0
-            if is_due or (test is not None and test.takes_checkpoint()):
+            if is_due or (evaluation is not None and evaluation.takes_checkpoint()):
                 await recorder.save(progress)
 
         async with task_scope() as group:
@@ -169,41 +189,29 @@ class Run:
             return True
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    async def _restore(self, system: System, recorder: Recorder) -> Progress:
-        if not self._is_resumed:
-            self._forget_after(Progress())
-            return Progress()
-        path = latest_complete_checkpoint(self._folders.state)
-        if path is None:
-            raise RunFailedError(
-                f"--resume must find a complete checkpoint below {str(self._folders.state)!r}, got "
-                "none. The run ended before its first save: start a new one."
-            )
-        answers = await system.scheduler.async_call_engine(
-            system.ranks, "load", str(path), timeout_s=SAVE_DEADLINE_S
-        )
-        version = (await system.scheduler.async_call_engine(system.ranks[:1], "version"))[0]
-        progress, is_same_data = unpack_state(answers[0], version, self._stream)
-        if not is_same_data:
-            self._view.note("warning: tasks or seeds changed; the task order starts anew")
-        recorder.resumed_at(version)
-        self._forget_after(progress)
-        self._view.note(f"resumed at version {version} from {path}")
+    async def _restore(self, recorder: Recorder) -> Progress:
+        """Return the counters to go on from, with everything later forgotten."""
+        progress = Progress()
+        if self._is_resumed:
+            progress, path, is_same_data = await recorder.restore()
+            if not is_same_data:
+                self._view.note("warning: tasks or seeds changed; the task order starts anew")
+            self._view.note(f"resumed at version {progress.version} from {path}")
+        recorder.forget_after(progress)
+        self._log.rewind(progress.num_steps)
         return progress
 
-    def _forget_after(self, progress: Progress) -> None:
-        """Drop what was written after the checkpoint that the run goes on from."""
-        self._log.rewind(progress.num_steps)
-        self._batches.rewind(progress.num_steps)
-        self._folders.forget_later_weights(progress.version)
-
-    async def _rollouts(
+    async def _start_rollouts(
         self,
         system: System,
         stack: AsyncExitStack,
-        progress: Progress,
         recovery: ServerRecovery,
+        stream: TaskStream,
+        group_filter: GroupFilter,
+        *,
+        version: int,
     ) -> tuple[Supervisor, RolloutSource]:
+        """Start the rollout workers, and the controller where they are everlasting."""
         config = self._config
         spec = component_configs.worker_spec(
             config,
@@ -213,56 +221,43 @@ class Run:
             temperature=config.gconfig.temperature,
             is_synchronous=config.is_synchronous,
         )
-        if config.is_synchronous:
-            plan = WorkerPlan(spec=spec, target=None)
-            supervisor = Supervisor(config, system, plan, recovery, self._view)
-            handles = await supervisor.start_workers()
-            stack.push_async_callback(stop_workers, handles)
-            return supervisor, self._rounds(system, handles, progress)
-        callback_server = CallbackServer(self._nudge, host=system.reach.host())
-        callbacks = await stack.enter_async_context(callback_server)
-        target = CallbackTarget(url=callbacks.url, token=callbacks.token)
+        target = None
+        if not config.is_synchronous:
+            callbacks = await stack.enter_async_context(
+                CallbackServer(self._notify, host=system.network.host())
+            )
+            target = CallbackTarget(url=callbacks.url, token=callbacks.token)
         plan = WorkerPlan(spec=spec, target=target)
         supervisor = Supervisor(config, system, plan, recovery, self._view)
         await supervisor.start_workers()
-        stack.push_async_callback(_stop_all, supervisor)
+        stack.push_async_callback(_stop_workers, supervisor)
+        limits = component_configs.controller_config(config)
+        if config.is_synchronous:
+            rounds = SynchronousRollouts(
+                [RayRoundPool(handle, BATCH_DEADLINE_S) for handle in supervisor.handles],
+                stream,
+                group_filter,
+                group_size=config.gconfig.n_samples,
+                breaker=FaultBreaker(max_share=limits.max_fault_share, window=limits.fault_window),
+                version=version,
+            )
+            return supervisor, rounds
         self._controller = await stack.enter_async_context(
             RolloutController(
                 supervisor.workers.values(),
-                StalenessManager(
-                    component_configs.staleness_config(config), version=progress.version
-                ),
-                source=self._stream.next_group,
-                config=component_configs.controller_config(config),
-                accept_group=self._filter.accept,
-                on_discarded=self._filter.discarded,
-                on_group_dropped=self._filter.group_dropped,
+                StalenessManager(component_configs.staleness_config(config), version=version),
+                source=stream.next_group,
+                config=limits,
+                accept_group=group_filter.accept,
+                on_discarded=group_filter.discarded,
+                on_group_dropped=group_filter.group_dropped,
                 extra_bounds=supervisor.extra_bounds,
                 on_worker_lost=supervisor.note_lost,
             )
         )
-        rollouts = EverlastingRollouts(self._controller, supervisor.workers, self._filter)
-        return supervisor, rollouts
+        return supervisor, EverlastingRollouts(self._controller, supervisor.workers, group_filter)
 
-    def _rounds(
-        self, system: System, handles: Sequence[WorkerHandle], progress: Progress
-    ) -> SynchronousRollouts:
-        config = self._config
-        window = component_configs.controller_config(config).fault_window
-        return SynchronousRollouts(
-            system.scheduler,
-            handles,
-            self._stream,
-            self._filter,
-            group_size=config.gconfig.n_samples,
-            breaker=FaultBreaker(max_share=config.rollout.max_fault_share, window=window),
-            version=progress.version,
-        )
-
-    def _note_update(self, rows: Sequence[TrainRow], before: Progress) -> None:
-        self._batches.note(rows, step=before.num_steps + 1, version=before.version)
-
-    def _nudge(self, worker_name: str) -> None:
+    def _notify(self, worker_name: str) -> None:
         if self._controller is not None:
             self._controller.notify(worker_name)
 
@@ -270,32 +265,155 @@ class Run:
         self,
         system: System,
         rollouts: RolloutSource,
+        ranks: TrainerRanks,
         recovery: ServerRecovery,
         recorder: Recorder,
         progress: Progress,
     ) -> PPOTrainer:
         actor = self._config.actor
+        advantage = AdvantageConfig(
+            norm=actor.group_advantage_norm, step_length=actor.step_adv_const_length
+        )
         return PPOTrainer(
-            scheduler=system.scheduler,
-            ranks=system.ranks,
             rollouts=rollouts,
-            filter_=self._filter,
-            publish=recovery.publish,
-            weights_lock=recovery.weights_lock,
-            pixels=system.pixels,
-            processor=system.processor,
+            preparation=RowBuilder(system.pixels, system.processor, advantage),
+            engines=ranks,
+            weights=recovery,
+            recorder=recorder,
             config=StepConfig(
                 batch_size=self._config.rollout.consumer_batch_size,
                 batch_timeout_s=BATCH_DEADLINE_S,
-                advantage=AdvantageConfig(
-                    norm=actor.group_advantage_norm, step_length=actor.step_adv_const_length
-                ),
             ),
             progress=progress,
-            on_batch=recorder.sample,
-            on_update=self._note_update,
         )
 
+    async def _start_evaluation(
+        self, system: System, stack: AsyncExitStack, recorder: Recorder
+    ) -> EvaluationManager | None:
+        if not self._config.test_rollout.enabled:
+            return None
+        # The starting policy is the first point of the curve.
+        await recorder.write_snapshot()
+        evaluation = EvaluationManager(self._config, self._folders, system, self._show)
+        stack.push_async_callback(evaluation.aclose)
+        await evaluation.start()
+        return evaluation
 
-async def _stop_all(supervisor: Supervisor) -> None:
-    await stop_workers(supervisor.handles)
+    def _show(self, result: EvaluationResult) -> None:
+        self._view.evaluated(result.version, result.mean, result.low, result.high)
+
+
+async def _stop_workers(supervisor: Supervisor) -> None:
+    await stop_each(supervisor.handles, RolloutWorker.stop)
+
+
+def run_training(config: WebRLConfig, *, resume: bool, console: Console) -> int:
+    """Train until the configured end.
+
+    Args:
+        config: Resolved configuration.
+        resume: Continue from the newest checkpoint of `config.run_dir`.
+        console: Where to draw.
+
+    Returns:
+        0, or 130 after Ctrl-C.
+
+    Raises:
+        WebRLError: The run could not start, or had to stop.
+    """
+    folders = RunFolders(Path(config.run_dir).resolve())
+    _log_to_file(folders.root / "run.log", config.logging.level)
+    log = MetricLog.open(folders.root, config.logging.tracker)
+    try:
+        with LiveView(console, title=str(config.run_dir)) as view:
+            view.note("preparing the policy")
+            policy_path = ensure_policy(config, folders.root)
+            view.note("starting Ray")
+            with ray_cluster(namespace=f"webrl-{secrets.token_hex(4)}"):
+                progress = _run_to_its_end(config, folders, policy_path, resume, view, log)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print(f"interrupted; continue with: webrl train --resume {config.run_dir}")
+        return INTERRUPTED
+    finally:
+        log.close()
+    _describe_end(progress, folders, console)
+    return 0
+
+
+def _run_to_its_end(
+    config: WebRLConfig,
+    folders: RunFolders,
+    policy_path: Path,
+    resume: bool,
+    view: LiveView,
+    log: MetricLog,
+) -> Progress:
+    """Run; when a part is lost that can't be replaced in place, go on from the newest checkpoint."""
+    num_restarts, limit = 0, config.recover.max_restarts
+    while True:
+        run = Run(config, folders, policy_path, view=view, log=log, is_resumed=resume)
+        try:
+            return asyncio.run(until_signalled(run.run()))
+        except (WorkerLostError, PublishError, PixelStoreUnavailable) as error:
+            if not run.has_started or num_restarts >= limit:
+                raise
+            num_restarts += 1
+            logger.exception("the run starts again")
+            first_line = str(error).partition("\n")[0]
+            view.note(f"{first_line}; restart {num_restarts} of {limit} from the newest checkpoint")
+            resume = latest_complete_checkpoint(folders.state) is not None
+
+
+def ensure_policy(config: WebRLConfig, run_dir: Path) -> Path:
+    """Return the folder of the starting policy, made when the configuration names none.
+
+    A made policy appears by rename: a run that was killed in mid-warm-up makes it again.
+
+    Args:
+        config: The run's.
+        run_dir: Folder of the run.
+    """
+    if config.policy.path is not None:
+        return Path(config.policy.path).resolve()
+    folder = (run_dir / POLICY_FOLDER).resolve()
+    if folder.is_dir():
+        return folder
+    section = config.policy.init
+    # A tiny model gains nothing from threads, and loses much when they wait for each other.
+    torch.set_num_threads(1)
+    partial = folder.with_name(f".{POLICY_FOLDER}-{os.getpid()}")
+    init_policy(
+        partial,
+        InitPolicyConfig(
+            seed=config.seed if section.seed is None else section.seed,
+            warmup=WarmupConfig(
+                num_updates=section.num_updates,
+                batch_size=section.batch_size,
+                learning_rate=section.lr,
+            ),
+        ),
+    )
+    partial.rename(folder)
+    return folder
+
+
+def _log_to_file(path: Path, level: str) -> None:
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+
+
+def _describe_end(progress: Progress, folders: RunFolders, console: Console) -> None:
+    """Print where the results are."""
+    console.print(
+        f"trained {progress.num_steps} batches of {progress.num_trained_episodes} episodes in "
+        f"{progress.train_s:.0f} s; weight version {progress.version}"
+    )
+    console.print(f"  metrics       {folders.root / 'metrics.jsonl'}")
+    console.print(f"  evaluations   {folders.evaluations}")
+    console.print(f"  trajectories  {folders.samples}")
+    console.print(f"  policy        {latest_complete_checkpoint(folders.policies)}")

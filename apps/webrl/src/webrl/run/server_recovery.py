@@ -7,10 +7,10 @@ more, under the version that they have, and only now generation goes to it.
 Invariants:
     * while a server is away, requests go to the others; when it was the last one they wait;
     * a restarted server answers nothing before it holds published weights;
-    * nobody publishes between an update and the publish that belongs to it: ``weights_lock``.
+    * nobody publishes between an update and the publish that belongs to it: ``lock``.
 
 Called by the supervisor's loop (``restore``) and by the trainer's step (``publish``). Waits for the
-start of a server, up to the start deadline, and for ``weights_lock``.
+start of a server, up to the start deadline, and for ``lock``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any, Concatenate
 
 from awrl_rollout import RolloutError, SGLangClient
 from awrl_trainer import PublishError, PublishReport, WeightPublisher
 
-from webrl.cluster.scheduler import WorkerHandle, call_worker
+from webrl.cluster.scheduler import Params, WorkerHandle, call_worker
 from webrl.cluster.unwrapped_group import task_scope
 from webrl.config import WebRLConfig
 from webrl.errors import EngineCallError, RunFailedError
-from webrl.launch.running_system import System, death_of, start_server_again
+from webrl.launch.system import System, death_of
 from webrl.records.live_view import LiveView
+from webrl.rollout.worker import RolloutWorker
 from webrl.training.publishing import SGLangReceiver
 
 logger = logging.getLogger(__name__)
@@ -75,13 +77,13 @@ class ServerRecovery:
         self._restarting = asyncio.Lock()
         self._num_restarts: Counter[int] = Counter()
         self._waiting: dict[str, SGLangReceiver] = {}
-        self.weights_lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
         """Held from the start of an update to the end of its publish."""
-        self.workers: Sequence[WorkerHandle] = ()
+        self.workers: Sequence[WorkerHandle[RolloutWorker]] = ()
         """Rollout workers whose requests are routed; a worker that is away is passed over."""
 
     async def publish(self, version: int) -> PublishReport:
-        """Publish the ranks' weights; with ``weights_lock`` held.
+        """Publish the ranks' weights; with ``lock`` held.
 
         Servers that were restarted meanwhile take part. When no server is left, those that are lost
         are started again first.
@@ -112,22 +114,22 @@ class ServerRecovery:
             report = await self._weights.publish(version)
             if has_joined:
                 await self._route()
-                await self._tell_workers("resume")
+                await self._notify(RolloutWorker.resume)
             return report
         started = time.perf_counter()
-        await self._tell_workers("pause")
+        await self._notify(RolloutWorker.pause)
         try:
             async with task_scope() as group:
                 for client in self._system.clients:
-                    group.create_task(_cut(client))
-            await self._tell_workers("drained", DRAIN_S)
+                    group.create_task(_abort_requests(client))
+            await self._notify(RolloutWorker.drained, DRAIN_S)
             held_s = time.perf_counter() - started
             report = await self._weights.publish(version)
             published = time.perf_counter()
             if has_joined:
                 await self._route()
         finally:
-            await self._tell_workers("resume")
+            await self._notify(RolloutWorker.resume)
         resumed_s = time.perf_counter() - published
         return replace(
             report,
@@ -146,7 +148,7 @@ class ServerRecovery:
         is_lost = await self._restart_lost()
         if not is_lost and not self._waiting:
             return False
-        async with self.weights_lock:
+        async with self.lock:
             if self._waiting:
                 await self.publish(self._version)
         return True
@@ -157,7 +159,10 @@ class ServerRecovery:
             if not lost:
                 return False
             well = [url for i, url in enumerate(self._system.server_urls) if i not in lost]
-            await self._tell_workers("set_servers" if well else "pause", *([well] if well else []))
+            if well:
+                await self._notify(RolloutWorker.set_servers, well)
+            else:
+                await self._notify(RolloutWorker.pause)
             async with task_scope() as group:
                 for index, reason in lost.items():
                     group.create_task(self._restart(index, reason))
@@ -185,8 +190,8 @@ class ServerRecovery:
             )
         self._num_restarts[index] += 1
         self._view.note(f"server {name} is lost; restart {self._num_restarts[index]} of {limit}")
-        url = await start_server_again(self._config, self._system, index)
-        client, before = self._system.reach.client(url), self._system.clients[index]
+        url = await self._system.restart_server(index)
+        client, before = self._system.network.client(url), self._system.clients[index]
         self._system.clients[index], self._system.server_urls[index] = client, url
         await before.aclose()
         self._waiting[name] = SGLangReceiver(name, client)
@@ -210,23 +215,32 @@ class ServerRecovery:
             for server, url in zip(self._system.servers, self._system.server_urls, strict=True)
             if server.name not in away
         ]
-        await self._tell_workers("set_servers", urls)
+        await self._notify(RolloutWorker.set_servers, urls)
 
-    async def _tell_workers(self, method: str, *args: object) -> None:
+    async def _notify(
+        self,
+        method: Callable[Concatenate[RolloutWorker, Params], Coroutine[Any, Any, object]],
+        *args: Params.args,
+        **kwargs: Params.kwargs,
+    ) -> None:
+        """Call a method of every worker; one that is dead is passed over.
+
+        Its replacement starts with the addresses of the moment.
+        """
         async with task_scope() as group:
             for worker in self.workers:
-                group.create_task(_tell(worker, method, *args))
+                call = call_worker(worker, ROUTE_DEADLINE_S, method, *args, **kwargs)
+                group.create_task(_log_error(worker.name, call))
 
 
-async def _cut(client: SGLangClient) -> None:
+async def _log_error(worker: str, call: Coroutine[Any, Any, object]) -> None:
+    try:
+        await call
+    except EngineCallError as error:
+        logger.warning("%s was not notified: %s", worker, error)
+
+
+async def _abort_requests(client: SGLangClient) -> None:
     """End what a server has in flight; one that is gone is the publish's to notice."""
     with suppress(RolloutError):
         await client.abort_all()
-
-
-async def _tell(worker: WorkerHandle, method: str, *args: object) -> None:
-    """Call a worker that may be dead: its replacement starts with the addresses of the moment."""
-    try:
-        await call_worker(worker, method, *args, timeout_s=ROUTE_DEADLINE_S)
-    except EngineCallError as error:
-        logger.warning("%s was not told to %s: %s", worker.name, method, error)

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from awrl_pixelstore import PixelStoreError, Pressure
 from awrl_rollout import RolloutController, Worker
 
-from webrl.cluster.scheduler import WorkerHandle
+from webrl.cluster.scheduler import WorkerHandle, async_call_engine
 from webrl.cluster.unwrapped_group import task_scope
 from webrl.config import WebRLConfig
 from webrl.errors import RunFailedError
-from webrl.launch.launch import create_rollout_worker
-from webrl.launch.running_system import System
+from webrl.launch.system import System
 from webrl.records.live_view import LiveView
-from webrl.rollout.ray_worker import RayWorker
-from webrl.rollout.worker import CallbackTarget, WorkerSpec
+from webrl.rollout.batch_source import RayWorker
+from webrl.rollout.worker import CallbackTarget, RolloutWorker, WorkerSpec
 from webrl.run.server_recovery import ServerRecovery
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class Supervisor:
             system: The started roles.
             plan: What workers are made of.
             recovery: Restarts servers.
-            view: Hears of restarts.
+            view: Shows restarts.
         """
         self._recovery = recovery
         self._config = config
@@ -77,11 +76,11 @@ class Supervisor:
         self._pressure: Pressure | None = None
         self.workers: dict[str, Worker] = {}
         """The live workers by name."""
-        self.handles: list[WorkerHandle] = []
+        self.handles: list[WorkerHandle[RolloutWorker]] = []
         """Their actors; a replacement takes the place of the dead one."""
 
     def note_lost(self, name: str) -> None:
-        """Hear of a dead worker; what a controller calls."""
+        """Note that a worker died; a controller calls this."""
         self._lost.put_nowait(name)
 
     def extra_bounds(self) -> dict[str, int]:
@@ -89,7 +88,7 @@ class Supervisor:
         is_full = self._pressure is not None and self._pressure.value >= FULL_STORE_SHARE
         return {"pixelstore": 0} if is_full else {}
 
-    async def start_workers(self) -> list[WorkerHandle]:
+    async def start_workers(self) -> list[WorkerHandle[RolloutWorker]]:
         """Start every rollout worker and return the actors.
 
         Raises:
@@ -136,17 +135,16 @@ class Supervisor:
             await self._replace(name)
             controller.add_worker(self.workers[name])
 
-    def _create(self, rank: int) -> WorkerHandle:
-        return create_rollout_worker(
-            self._system, self._plan.spec, rank, _name(rank), self._plan.target
-        )
+    def _create(self, rank: int) -> WorkerHandle[RolloutWorker]:
+        plan = self._plan
+        return self._system.create_rollout_worker(plan.spec, rank, _name(rank), plan.target)
 
-    async def _start(self, handles: Sequence[WorkerHandle]) -> None:
-        await self._system.scheduler.async_call_engine(
+    async def _start(self, handles: Sequence[WorkerHandle[RolloutWorker]]) -> None:
+        await async_call_engine(
             handles,
-            "start",
+            self._system.start_timeout_s,
+            RolloutWorker.start,
             self._system.server_urls,
-            timeout_s=self._config.scheduler.startup_timeout_s,
         )
         for handle in handles:
             handle.actor.serve.remote()

@@ -9,8 +9,9 @@ from awrl_trainer import WeightPublisher
 from webrl.cluster.scheduler import call_worker
 from webrl.config import WebRLConfig
 from webrl.launch import component_configs
-from webrl.launch.running_system import System
+from webrl.launch.system import System
 from webrl.records.run_folder import RunFolders
+from webrl.training.actor_rank import UpdateEngine
 from webrl.training.publishing import RanksSource
 
 
@@ -36,11 +37,9 @@ async def connect_weights(
     Raises:
         PublishError: A server holds other weights than the trainer, or none could join.
     """
-    host, _ = await call_worker(
-        system.ranks[0], "rendezvous", timeout_s=config.scheduler.startup_timeout_s
-    )
+    host, _ = await call_worker(system.ranks[0], system.start_timeout_s, UpdateEngine.rendezvous)
     publisher = WeightPublisher(
-        RanksSource(system.scheduler, system.ranks),
+        RanksSource(system.ranks),
         system.receivers(),
         component_configs.publisher_config(
             config, system.server_spec, folders.published, host=host, run_id=run_id

@@ -9,11 +9,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import ray
 from awrl_rollout import GenerateRequest, RolloutError, SGLangClientConfig
 from PIL import Image
 
-from webrl.cluster.network import LOCAL, Reach
+from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.embedded.config import TOKEN_VARIABLE
 from webrl.errors import ServerStartError
 from webrl.servers.server_process import (
@@ -39,7 +38,7 @@ class ServerSpec:
     """``embedded`` or ``sglang``."""
     model_path: str
     """Local checkpoint directory."""
-    reach: Reach = LOCAL
+    network: NetworkConfig = LOCAL
     """Where to listen, and what to ask for."""
     num_threads: int = 1
     """Torch threads of an embedded server."""
@@ -65,7 +64,7 @@ class ServerSpec:
             "SGLANG_VLM_CACHE_SIZE_MB": "0",
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
             "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-            TOKEN_VARIABLE: self.reach.token or "",
+            TOKEN_VARIABLE: self.network.token or "",
         }
 
 
@@ -95,15 +94,15 @@ class InferenceServer:
         for attempt in range(START_ATTEMPTS):
             self.stop()
             spec = self._spec
-            host = spec.reach.host()
+            host = spec.network.host()
             port = spec.base_port + self._index if spec.base_port else find_free_port(host)
             command, environment = await asyncio.to_thread(self._launch, host, port)
             self._process = ServerProcess(
                 command,
                 url=f"http://{host}:{port}",
                 log_path=self._log_path,
-                env=environment | spec.reach.environment(),
-                token=spec.reach.token,
+                env=environment | spec.network.environment(),
+                token=spec.network.token,
             )
             try:
                 await asyncio.to_thread(self._process.wait_until_healthy, spec.start_timeout_s)
@@ -162,12 +161,8 @@ async def _warm_up(process: ServerProcess, spec: ServerSpec) -> None:
     )
     limits = SGLangClientConfig(generate_deadline_s=spec.start_timeout_s)
     try:
-        async with spec.reach.client(process.url, limits) as client:
+        async with spec.network.client(process.url, limits) as client:
             await client.generate(request)
     except RolloutError as error:
         death = "" if process.is_alive else f"\n{process.describe_death()}"
         raise ServerStartError(f"the first request failed: {error}{death}") from error
-
-
-InferenceServerActor = ray.remote(InferenceServer)
-"""The class as a Ray actor."""

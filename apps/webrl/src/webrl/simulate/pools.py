@@ -13,11 +13,12 @@ from contextlib import AsyncExitStack
 
 import msgspec
 from awrl_rollout import (
-    EpisodeRecord,
     EpisodeRequest,
+    FaultBreaker,
     LocalWorker,
     RolloutController,
     RolloutError,
+    SlotTime,
     SyncPool,
     VirtualClock,
     WorkflowExecutor,
@@ -27,7 +28,7 @@ from awrl_staleness import StalenessManager
 from webrl.config import WebRLConfig
 from webrl.errors import RunFailedError
 from webrl.launch import component_configs
-from webrl.rollout.batch_source import EverlastingRollouts
+from webrl.rollout.batch_source import EverlastingRollouts, SynchronousRollouts
 from webrl.simulate.figures import Gauge, Recording
 from webrl.simulate.model import SimulationModel
 from webrl.simulate.plans import PlanSource
@@ -97,6 +98,14 @@ class _DistantWorker(LocalWorker):
         line, now_s = self._stage.line, asyncio.get_running_loop().time()
         line.at(now_s + delay_s, lambda: self._slots.submit(requests), is_audible=True)
         line.arm(now_s)
+
+
+class _RoundPool(SyncPool):
+    """A pool in this process as a batch source asks it."""
+
+    async def round_statistics(self) -> SlotTime:
+        """Return rounds and slot time."""
+        return self.statistics()
 
 
 async def _asynchronous(stage: Stage, clock: VirtualClock) -> None:
@@ -195,7 +204,7 @@ def _keep_ledger(recording: Recording, manager: StalenessManager) -> None:
 async def _synchronous(stage: Stage, clock: VirtualClock) -> None:
     config, loop = stage.config, asyncio.get_running_loop()
     pools = [
-        SyncPool(
+        _RoundPool(
             stage.workflow,
             num_slots=config.env.slots_per_worker,
             name=f"pool-{index}",
@@ -206,14 +215,20 @@ async def _synchronous(stage: Stage, clock: VirtualClock) -> None:
         )
         for index in range(config.env.num_workers)
     ]
-    rejected = 0
+    rounds = SynchronousRollouts(
+        pools,
+        stage.stream,
+        stage.filter,
+        group_size=config.gconfig.n_samples,
+        breaker=FaultBreaker(max_share=None, window=1),
+    )
+    num_episodes = stage.model.synchronous.round_episodes or config.rollout.consumer_batch_size
     async with asyncio.TaskGroup() as group:
         looking = group.create_task(stage.look_again(lambda: _look_at_round(stage)))
         for _ in range(config.total_steps):
             started_s = loop.time()
-            records = await _round(stage, pools)
-            accepted = _accept(stage, records)
-            rejected += len(records) - len(accepted)
+            groups = await rounds.run_round(num_episodes)
+            accepted = [record for group in groups for record in group.records]
             collected_s = loop.time()
             trained_s, resumed_s = await stage.update(accepted)
             await pause_s(
@@ -227,6 +242,7 @@ async def _synchronous(stage: Stage, clock: VirtualClock) -> None:
             )
         looking.cancel()
     stage.recording.off_policyness = {0: stage.recording.num_trained}
+    rejected = rounds.num_completed - stage.recording.num_trained
     stage.recording.wasted = {"rejected: zero_variance": rejected} if rejected else {}
     stage.line.close()
 
@@ -241,37 +257,6 @@ def _session_opener(stage: Stage) -> Callable[[int], Awaitable[None]]:
             await pause_s(stage.line, stage.model.session.open_s)
 
     return open_session
-
-
-async def _round(stage: Stage, pools: Sequence[SyncPool]) -> list[EpisodeRecord]:
-    config = stage.config
-    num_episodes = stage.model.synchronous.round_episodes or config.rollout.consumer_batch_size
-    requests = [
-        request
-        for _ in range(max(1, num_episodes // config.gconfig.n_samples))
-        for request in stage.stream.next_group()
-    ]
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(pool.run_round(share))
-            for index, pool in enumerate(pools)
-            if (share := requests[index :: len(pools)])
-        ]
-    return [record for task in tasks for record in task.result()]
-
-
-def _accept(stage: Stage, records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
-    """Return the members of the groups that carry a gradient."""
-    groups: dict[str, list[EpisodeRecord]] = {}
-    for record in records:
-        groups.setdefault(record.group_id, []).append(record)
-    accepted: list[EpisodeRecord] = []
-    for group_id, members in groups.items():
-        ended = [record for record in members if record.has_ended_well]
-        if stage.filter.accept(ended) is None:
-            accepted += ended
-        stage.stream.finish(group_id)
-    return accepted
 
 
 def _look_at_round(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,6 @@ from awrl_rollout import EpisodeRecord, EpisodeRequest, RetryPolicy
 
 from webrl.config import WebRLConfig
 from webrl.rollout.batch_source import GroupFilter
-from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.worker import RETRY_DELAY_S
 from webrl.simulate.events import EventLine
 from webrl.simulate.figures import Recording, StepTimes
@@ -51,23 +51,20 @@ class Layout:
         return Layout(num_servers=devices, num_ranks=devices)
 
 
-class EndlessGroups(TaskStream):
-    """Groups 0, 1, 2 and so on without a page: a plan knows them by their number."""
+class EndlessGroups:
+    """Groups 0, 1, 2 and so on without a page: a plan knows them by their number.
+
+    Args:
+        group_size: Episodes of a group.
+    """
 
     def __init__(self, group_size: int) -> None:
-        """Start at group 0.
-
-        Args:
-            group_size: Episodes of a group.
-        """
-        super().__init__([], num_seeds=1, group_size=group_size, seed=0)
         self._size = group_size
-        self._next = 0
+        self._numbers = itertools.count()
 
     def next_group(self) -> list[EpisodeRequest]:
         """Return the requests of the next group."""
-        index = self._next
-        self._next += 1
+        index = next(self._numbers)
         return [
             EpisodeRequest(
                 episode_id=f"{index}/{member}",
@@ -77,6 +74,9 @@ class EndlessGroups(TaskStream):
             )
             for member in range(self._size)
         ]
+
+    def finish(self, group_id: str) -> None:
+        """Nothing is kept of a group: a simulation is never resumed."""
 
 
 class Stage:

@@ -15,7 +15,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import ray
 import torch
 import torch.distributed as dist
 from awrl_pixelstore import PixelStoreClient
@@ -31,7 +30,7 @@ from awrl_trainer import (
 from awrl_trainer.hf import load_actor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from webrl.cluster.network import LOCAL, Reach
+from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.cluster.worker_log import open_worker_log
 from webrl.policy import PolicyProcessor
 from webrl.training.rows import Collator
@@ -55,7 +54,7 @@ class EngineSpec:
     """Torch threads on a CPU."""
     use_cuda: bool = False
     """Train on the process's first visible GPU."""
-    reach: Reach = LOCAL
+    network: NetworkConfig = LOCAL
     """Where ranks and servers meet."""
 
 
@@ -81,7 +80,7 @@ class UpdateEngine:
 
     def rendezvous(self) -> tuple[str, int]:
         """Return where the ranks meet: a store that rank 0 has bound and keeps, on a port of its own."""
-        host = self._spec.reach.host()
+        host = self._spec.network.host()
         if self._store is None:
             self._store = self._open_store(host, 0)
         return host, self._store.port
@@ -99,7 +98,7 @@ class UpdateEngine:
         """
         spec = self._spec
         torch.set_num_threads(spec.num_threads)
-        os.environ.update(spec.reach.environment())
+        os.environ.update(spec.network.environment())
         if self._store is None:
             self._store = self._open_store(host, port)
         dist.init_process_group(
@@ -167,7 +166,3 @@ class UpdateEngine:
 
     def _fetch(self, keys: Sequence[str]) -> list[Any]:
         return list(self._pixels.get_many(list(keys)))
-
-
-UpdateEngineActor = ray.remote(UpdateEngine)
-"""The class as a Ray actor."""

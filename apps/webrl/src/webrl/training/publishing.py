@@ -19,7 +19,8 @@ from awrl_trainer import (
     WeightSource,
 )
 
-from webrl.cluster.scheduler import RayScheduler, WorkerHandle
+from webrl.cluster.scheduler import WorkerHandle, async_call_engine
+from webrl.training.actor_rank import UpdateEngine
 
 ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
@@ -32,12 +33,10 @@ class RanksSource(WeightSource):
     """The trainer's ranks as the source of a publish.
 
     Args:
-        scheduler: Fans the calls out.
         ranks: Every rank, rank 0 first.
     """
 
-    def __init__(self, scheduler: RayScheduler, ranks: Sequence[WorkerHandle]) -> None:
-        self._scheduler = scheduler
+    def __init__(self, ranks: Sequence[WorkerHandle[UpdateEngine]]) -> None:
         self._ranks = ranks
 
     async def send(
@@ -47,10 +46,10 @@ class RanksSource(WeightSource):
         **kwargs: ParamsT.kwargs,
     ) -> ResultT:
         """Call a method of `WeightSender` on every rank and return rank 0's result."""
-        answers = await self._scheduler.async_call_engine(
-            self._ranks, "send", method, *args, timeout_s=CALL_DEADLINE_S, **kwargs
+        results = await async_call_engine(
+            self._ranks, CALL_DEADLINE_S, UpdateEngine.send, method, *args, **kwargs
         )
-        return answers[0]
+        return results[0]
 
 
 class SGLangReceiver(WeightReceiver):

@@ -1,4 +1,4 @@
-"""From finished groups to training rows, and from rows to what the model eats.
+"""From finished groups to training rows, and from rows to the inputs of the model.
 
 Invariants:
     * one row per step: the step's prompt and its sampled tokens, which alone are trainable;
@@ -11,17 +11,23 @@ This is the one place that turns trajectories into tensors.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from awrl_ppo_loss import group_normalized_advantages, leave_one_out_advantages
+from awrl_rollout import RolloutBatch
 from awrl_trainer import Batch, TrainRow, collate_model_inputs
 
 from webrl.policy import PolicyProcessor
 from webrl.rollout.trajectory import Step, Trajectory
+
+logger = logging.getLogger(__name__)
+
+RowLayout = Literal["shared_prefix", "packed", "padded"]
 
 FetchImages = Callable[[Sequence[str]], Sequence[bytes | np.ndarray]]
 """Returns images by key, in key order."""
@@ -47,6 +53,93 @@ class AdvantageConfig:
     """Group mean subtracted and divided by the group deviation, or leave-one-out mean only."""
     step_length: int | None = None
     """k: every advantage is divided by this constant; None leaves it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedBatch:
+    """What one update is computed from."""
+
+    members: Sequence[GroupMember]
+    """Every episode that ended well, those that are too far behind to train on included."""
+    advantages: Mapping[str, float]
+    """Advantage of each of them by episode id."""
+    rows: Mapping[str, Sequence[TrainRow]]
+    """Trainable rows by episode id; an episode without any is absent."""
+    num_lost_rows: int
+    """Rows that were dropped because a screenshot is gone."""
+
+
+class Screenshots(Protocol):
+    """What the row builder asks of the PixelStore."""
+
+    async def missing_async(self, keys: Sequence[str]) -> Sequence[str]:
+        """Return the keys that the store does not hold."""
+        ...
+
+    async def release_many_async(self, holders: Sequence[str], /) -> object:
+        """Give up the leases of these episodes."""
+        ...
+
+
+class RowBuilder:
+    """Prepares batches for training, and releases their screenshots afterwards.
+
+    Args:
+        screenshots: Where they are.
+        processor: Counts image tokens.
+        config: How rewards become advantages.
+    """
+
+    def __init__(
+        self, screenshots: Screenshots, processor: PolicyProcessor, config: AdvantageConfig
+    ) -> None:
+        self._screenshots = screenshots
+        self._processor = processor
+        self._config = config
+
+    async def prepare(self, batch: RolloutBatch) -> PreparedBatch:
+        """Return advantages of all members, and the rows whose screenshots are all there."""
+        members = members_of(batch)
+        advantages = group_advantages(members, self._config)
+        expired = {episode_id for group in batch for episode_id in group.expired}
+        trainable = [member for member in members if member.episode_id not in expired]
+        rows = build_rows(trainable, advantages, self._processor)
+        keys = {key: None for own in rows.values() for row in own for key in row.image_keys}
+        missing = set(await self._screenshots.missing_async(list(keys)))
+        kept = {
+            episode_id: [row for row in own if not missing.intersection(row.image_keys)]
+            for episode_id, own in rows.items()
+        }
+        num_lost = sum(len(own) - len(kept[episode_id]) for episode_id, own in rows.items())
+        if missing:
+            logger.warning("%d screenshots are gone; %d rows dropped", len(missing), num_lost)
+        return PreparedBatch(
+            members=members,
+            advantages=advantages,
+            rows={episode_id: own for episode_id, own in kept.items() if own},
+            num_lost_rows=num_lost,
+        )
+
+    async def release(self, episode_ids: Sequence[str]) -> None:
+        """Give up the screenshots of episodes that nobody needs any more."""
+        await self._screenshots.release_many_async(episode_ids)
+
+
+def members_of(batch: RolloutBatch) -> list[GroupMember]:
+    """Return every member of a batch that ended well, expired ones included."""
+    members: list[GroupMember] = []
+    for group in batch:
+        for record in group.records:
+            trajectory = record.payload
+            assert isinstance(trajectory, Trajectory)
+            members.append(
+                GroupMember(
+                    episode_id=record.episode_id,
+                    group_id=record.group_id,
+                    trajectory=trajectory,
+                )
+            )
+    return members
 
 
 def zero_variance_reason(rewards: Sequence[float]) -> str | None:
@@ -84,19 +177,27 @@ def build_rows(
     members: Sequence[GroupMember],
     advantages: Mapping[str, float],
     processor: PolicyProcessor,
-) -> list[TrainRow]:
-    """Return one row per step of every member.
+) -> dict[str, list[TrainRow]]:
+    """Return one row per step of every member, by episode id.
 
     Args:
         members: Finished episodes.
         advantages: Advantage by episode id.
         processor: Knows how many tokens an image takes.
     """
-    return [
-        _row(step, f"{member.episode_id}#{index}", member, advantages[member.episode_id], processor)
+    return {
+        member.episode_id: [
+            _row(
+                step,
+                f"{member.episode_id}#{index}",
+                member,
+                advantages[member.episode_id],
+                processor,
+            )
+            for index, step in enumerate(member.trajectory.steps)
+        ]
         for member in members
-        for index, step in enumerate(member.trajectory.steps)
-    ]
+    }
 
 
 def _row(
@@ -134,22 +235,21 @@ def _prefix_id(step: Step) -> str:
 
 
 class Collator:
-    """Turns rows into a ``Batch``; the trainer calls it once per micro-batch."""
+    """Turns rows into a `Batch`; the trainer calls it once per micro-batch.
+
+    Args:
+        processor: Expands placeholders and builds patches and positions.
+        fetch: Returns images by key, in key order.
+        layout: How rows lie in a batch; see `collate_model_inputs`.
+    """
 
     def __init__(
         self,
         processor: PolicyProcessor,
         fetch: FetchImages,
-        layout: Literal["shared_prefix", "packed", "padded"] = "shared_prefix",
+        layout: RowLayout = "shared_prefix",
     ) -> None:
-        """Prepare a collator.
-
-        Args:
-            processor: Expands placeholders and builds patches and positions.
-            fetch: Returns images by key, in key order.
-            layout: How rows lie in a batch; see `collate_model_inputs`.
-        """
-        self._layout: Literal["shared_prefix", "packed", "padded"] = layout
+        self._layout: RowLayout = layout
         self._processor = processor
         self._fetch = fetch
 

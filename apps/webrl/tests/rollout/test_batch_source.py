@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import pytest
 from awrl_rollout import (
@@ -14,11 +13,10 @@ from awrl_rollout import (
     FaultBreaker,
     FaultKind,
     Outcome,
+    SlotTime,
     StarvedError,
 )
-from webrl.cluster.scheduler import RayScheduler, WorkerHandle
-from webrl.rollout.batch_source import GroupFilter
-from webrl.rollout.synchronous import SynchronousRollouts
+from webrl.rollout.batch_source import GroupFilter, SynchronousRollouts
 from webrl.rollout.task_stream import TaskStream
 from webrl.tasks import load_task
 
@@ -26,20 +24,19 @@ End = Callable[[EpisodeRequest], bool | None]
 """Whether an episode succeeds; None for a fault."""
 
 
-class Rounds:
-    """A scheduler whose workers end every episode as a test says."""
+class Pool:
+    """Ends every episode as a test says."""
 
     def __init__(self, end: End) -> None:
         self.num_rounds = 0
         self._end = end
 
-    async def async_call_engine(
-        self, workers: Sequence[WorkerHandle], method: str, *args: Any, timeout_s: float
-    ) -> list[Any]:
-        """Answer `run_round`."""
-        assert method == "run_round"
+    async def run_round(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeRecord]:
         self.num_rounds += 1
-        return [[self._record(request) for request in args[0]] for _ in workers]
+        return [self._record(request) for request in requests]
+
+    async def round_statistics(self) -> SlotTime:
+        return SlotTime(busy_s=0, alive_s=0)
 
     def _record(self, request: EpisodeRequest) -> EpisodeRecord:
         is_success = self._end(request)
@@ -56,13 +53,11 @@ class Rounds:
         )
 
 
-def source(rounds: Rounds, *, max_share: float = 0.5) -> SynchronousRollouts:
+def source(pool: Pool, *, max_share: float = 0.5) -> SynchronousRollouts:
     task = load_task("miniwob/click-test")
     stream = TaskStream([task], num_seeds=1000, group_size=4, seed=0)
-    workers = [WorkerHandle(role="rollout-worker", rank=0, actor=None)]
     return SynchronousRollouts(
-        cast("RayScheduler", rounds),
-        workers,
+        [pool],
         stream,
         GroupFilter(stream),
         group_size=4,
@@ -78,21 +73,21 @@ def test_only_groups_of_unequal_rewards_are_kept_and_faults_count_as_neither() -
             else True
         )
 
-    batch = asyncio.run(source(Rounds(end)).prepare_batch(8, timeout_s=9))
+    batch = asyncio.run(source(Pool(end)).prepare_batch(8, timeout_s=9))
     [group] = list(batch)
     assert [record.member for record in group.records] == [0, 1, 3]
     assert group.num_lost == 1
 
 
 def test_a_round_without_such_a_group_is_repeated() -> None:
-    rounds = Rounds(lambda request: request.group_id >= "4" and request.member == 0)
-    batch = asyncio.run(source(rounds).prepare_batch(8, timeout_s=9))
+    pool = Pool(lambda request: request.group_id >= "4" and request.member == 0)
+    batch = asyncio.run(source(pool).prepare_batch(8, timeout_s=9))
     assert [group.group_id for group in batch] == ["4", "5"]
-    assert rounds.num_rounds == 3
+    assert pool.num_rounds == 3
 
 
 def test_rounds_of_faults_alone_stop_the_run() -> None:
-    rounds = Rounds(lambda request: None)
+    pool = Pool(lambda request: None)
     with pytest.raises(StarvedError, match=r"at most 0.5 over 16 .* got 1.00 \(judge_error 16\)"):
-        asyncio.run(source(rounds).prepare_batch(8, timeout_s=9))
-    assert rounds.num_rounds == 2
+        asyncio.run(source(pool).prepare_batch(8, timeout_s=9))
+    assert pool.num_rounds == 2

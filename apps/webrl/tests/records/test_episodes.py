@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from webrl.records.samples import image_suffix, write_sample
+from webrl.records.episodes import image_suffix, write_sample
 from webrl.rollout.trajectory import (
     ImageRef,
     Step,
