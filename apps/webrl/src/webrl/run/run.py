@@ -121,14 +121,7 @@ class Run:
                 seed=config.seed,
             )
             ranks = TrainerRanks(system.ranks)
-            recorder = Recorder(
-                self._folders,
-                stream,
-                ranks,
-                system.pixels,
-                keep=config.checkpoint.keep,
-                sample_every=config.logging.sample_every,
-            )
+            recorder = self._recorder(system, ranks, stream)
             stack.callback(recorder.close)
             progress = await self._restore(recorder)
             weights = await connect_weights(
@@ -161,6 +154,16 @@ class Run:
                 self._view.note(f"evaluating version {progress.version} on the final seeds")
                 await evaluation.evaluate_last(progress.version)
             return progress
+
+    def _recorder(self, system: System, ranks: TrainerRanks, stream: TaskStream) -> Recorder:
+        return Recorder(
+            self._folders,
+            stream,
+            ranks,
+            system.pixels,
+            keep=self._config.checkpoint.keep,
+            sample_every=self._config.logging.sample_every,
+        )
 
     async def _train(
         self,
@@ -213,24 +216,7 @@ class Run:
     ) -> tuple[Supervisor, RolloutSource]:
         """Start the rollout workers, and the controller where they are everlasting."""
         config = self._config
-        spec = component_configs.worker_spec(
-            config,
-            system.server_spec,
-            component_configs.train_tasks(config),
-            num_slots=config.env.slots_per_worker,
-            temperature=config.gconfig.temperature,
-            is_synchronous=config.is_synchronous,
-        )
-        target = None
-        if not config.is_synchronous:
-            callbacks = await stack.enter_async_context(
-                CallbackServer(self._notify, host=system.network.host())
-            )
-            target = CallbackTarget(url=callbacks.url, token=callbacks.token)
-        plan = WorkerPlan(spec=spec, target=target)
-        supervisor = Supervisor(config, system, plan, recovery, self._view)
-        await supervisor.start_workers()
-        stack.push_async_callback(_stop_workers, supervisor)
+        supervisor = await self._start_workers(system, stack, recovery)
         limits = component_configs.controller_config(config)
         if config.is_synchronous:
             rounds = SynchronousRollouts(
@@ -256,6 +242,30 @@ class Run:
             )
         )
         return supervisor, EverlastingRollouts(self._controller, supervisor.workers, group_filter)
+
+    async def _start_workers(
+        self, system: System, stack: AsyncExitStack, recovery: ServerRecovery
+    ) -> Supervisor:
+        config = self._config
+        spec = component_configs.worker_spec(
+            config,
+            system.server_spec,
+            component_configs.train_tasks(config),
+            num_slots=config.env.slots_per_worker,
+            temperature=config.gconfig.temperature,
+            is_synchronous=config.is_synchronous,
+        )
+        target = None
+        if not config.is_synchronous:
+            callbacks = await stack.enter_async_context(
+                CallbackServer(self._notify, host=system.network.host())
+            )
+            target = CallbackTarget(url=callbacks.url, token=callbacks.token)
+        plan = WorkerPlan(spec=spec, target=target)
+        supervisor = Supervisor(config, system, plan, recovery, self._view)
+        await supervisor.start_workers()
+        stack.push_async_callback(_stop_workers, supervisor)
+        return supervisor
 
     def _notify(self, worker_name: str) -> None:
         if self._controller is not None:
