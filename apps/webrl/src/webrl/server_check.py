@@ -13,15 +13,13 @@ from urllib.parse import urlsplit
 
 from awrl_rollout import RolloutError, SGLangClient
 
-from webrl.doctor import Check
 from webrl.embedded.config import TOKEN_VARIABLE
 from webrl.errors import WebRLError
+from webrl.machine_check import Check
 from webrl.servers.server_process import find_free_port
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["KNOWN_BAD_VERSIONS", "check_server", "check_version"]
 
 KNOWN_BAD_VERSIONS: Mapping[str, str] = {
     "0.5.7": "garbles Qwen3-VL",
@@ -45,12 +43,12 @@ def check_version(info: Mapping[str, object]) -> Check:
     """
     version = str(info.get("version"))
     if version == "embedded":
-        return Check(name="server", is_ok=True, detail="embedded")
+        return Check("server", True, "embedded")
     fault = KNOWN_BAD_VERSIONS.get(version)
     if fault is None:
-        return Check(name="server", is_ok=True, detail=f"SGLang {version}")
+        return Check("server", True, f"SGLang {version}")
     fix = f"Install sglang=={_TESTED}."
-    return Check(name="server", is_ok=False, detail=f"SGLang {version} {fault}", fix=fix)
+    return Check("server", False, f"SGLang {version} {fault}", fix)
 
 
 async def check_server(
@@ -61,8 +59,8 @@ async def check_server(
     Args:
         url: Its address; nobody else may use it meanwhile. What it asks for is taken from
             `AWRL_SERVER_TOKEN`.
-        policy_path: Checkpoint folder that it serves; its own word when `None`.
-        dtype: Dtype of its weights; its own word when `None`.
+        policy_path: Checkpoint folder that it serves; its own word when None.
+        dtype: Dtype of its weights; its own word when None.
     """
     # torch and transformers take seconds to import: only this check pays for them.
     import torch  # noqa: PLC0415
@@ -76,13 +74,13 @@ async def check_server(
                 fix = "Name the folder that the server was started with: --policy FOLDER."
                 return [
                     check_version(info),
-                    Check(name="policy", is_ok=False, detail=detail, fix=fix),
+                    Check("policy", False, detail, fix),
                 ]
             name = dtype or str(info.get("dtype"))
             checks = await _parity(client, url, model_path, getattr(torch, name, torch.float32))
             return [check_version(info), *checks]
     except (RolloutError, WebRLError, OSError) as error:
-        return [Check(name="server", is_ok=False, detail=f"{url}: {error}")]
+        return [Check("server", False, f"{url}: {error}")]
 
 
 async def _parity(
@@ -101,11 +99,11 @@ async def _parity(
     )
     return [
         Check(
-            name="parity",
-            is_ok=case.max_difference <= limit,
-            detail=f"{case.name}: log-probs within {case.max_difference:.2g} nats of the trainer's "
+            "parity",
+            case.max_difference <= limit,
+            f"{case.name}: log-probs within {case.max_difference:.2g} nats of the trainer's "
             f"in {name} ({limit:g} is the limit)",
-            fix=fix,
+            fix,
         )
         for case in cases
     ]

@@ -1,65 +1,279 @@
-"""A key that nothing reads is a knob that does nothing: none may exist."""
+"""A key that decides nothing is a knob that does nothing: none may exist.
+
+Every key is set to another valid value, and what the parts of a run are made from has to change.
+What acts where the run is put together is listed: there the whole path of the key has to be read,
+from the section that it stands in.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
+import json
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
+import pytest
 import webrl
-from webrl.config import all_keys, load_config
+from webrl.config import WebRLConfig, all_keys, load_config
+from webrl.errors import ConfigError
+from webrl.launch import component_configs
+from webrl.policy import PolicyProcessor
 
 SOURCES = Path(webrl.__file__).parent
-SYSTEM = tuple(
-    f"{folder}/*.py"
-    for folder in (
-        "cluster",
-        "servers",
-        "rollout",
-        "training",
-        "evaluation",
-        "records",
-        "launch",
-        "run",
+TASK = {
+    "task_id": 1,
+    "task_name": "Look.",
+    "website": "shop.example",
+    "evaluator_reference": ["A lamp"],
+}
+BASE = (
+    "allocation_mode=embedded[rollout]:d2|fsdp[actor]:d2",
+    "cluster.n_inference_servers=2",
+    "cluster.n_gpus_per_node=4",
+    "judge.url=http://127.0.0.1:1/v1",
+    "judge.model=m",
+    "judge.deadline_s=5",
+    "policy.init.seed=1",
+    "env.viewport_width=160",
+    "env.viewport_height=224",
+    "env.episode_timeout_s=60",
+    "env.reset=reload",
+    "inference.context_length=16384",
+    "pixelstore.disk_dir=disk",
+    "pixelstore.max_bytes=4294967296",
+    "test_rollout.enabled=true",
+    "actor.gradient_checkpointing=true",
+    "actor.behav_imp_weight_cap=5",
+    "actor.optimizer.schedule=linear",
+    "actor.optimizer.warmup_fraction=0.5",
+)
+"""A run in which every part exists, so that every key has something to act on."""
+TOGETHER = {
+    "allocation_mode": (
+        "allocation_mode=embedded[rollout]:d1|fsdp[actor]:d1",
+        "cluster.n_inference_servers=1",
+    ),
+    "cluster.n_inference_servers": ("cluster.n_inference_servers=0",),
+    "actor.use_decoupled_loss": (
+        "actor.use_decoupled_loss=false",
+        "actor.recompute_logprob=false",
+        "actor.behav_imp_weight_cap=none",
+    ),
+    "env.viewport_width": ("env.viewport_width=320", "env.viewport_height=224"),
+    "cluster.n_gpus_per_node": ("cluster.n_gpus_per_node=0",),
+    "env.reset": ("env.reset=new_context",),
+    "inference.backend": ("inference.backend=sglang",),
+}
+"""Keys that change only together with others, or whose first other value is refused."""
+REFUSED = {
+    "actor.recompute_logprob": "says again what use_decoupled_loss and prox_logp_method say",
+    "scheduler.type": "there is one scheduler; published configurations name it",
+}
+"""Keys whose every other value is refused, and why they exist."""
+CHECKED = frozenset({"cluster.n_nodes"})
+"""Keys that decide what fits: too small a value is refused."""
+ELSEWHERE = frozenset(
+    {
+        "actor.group_advantage_norm",
+        "actor.step_adv_const_length",
+        "checkpoint.keep",
+        "checkpoint.save_every",
+        "env.num_train_seeds",
+        "env.slots_per_worker",
+        "gconfig.n_samples",
+        "logging.level",
+        "logging.sample_every",
+        "logging.tracker",
+        "policy.init.batch_size",
+        "policy.init.lr",
+        "policy.init.num_updates",
+        "policy.init.seed",
+        "policy.path",
+        "recover.max_restarts",
+        "run_dir",
+        "test_rollout.interval_s",
+        "test_rollout.max_concurrent",
+        "test_rollout.num_final_seeds",
+        "test_rollout.num_seeds",
+        "test_rollout.temperature",
+        "time_limit_s",
+    }
+)
+"""Keys that act where a run is put together: their whole path is read there."""
+ASSEMBLY = ("launch/*.py", "run/*.py", "evaluation/*.py")
+
+
+@functools.cache
+def load(settings: tuple[str, ...]) -> WebRLConfig:
+    return load_config("laptop", settings).config
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Return the settings of the run that every other value is compared with."""
+    file = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
+    file.write_text(json.dumps(TASK))
+    own = f"{{name='webgym:{file}', max_steps=5, test_max_steps=6, weight=2.0}}"
+    return (*BASE, f"tasks=[{own}, {{name='miniwob/click-test', weight=1.0}}]")
+
+
+@functools.cache
+def components(config: WebRLConfig) -> list[object]:
+    """Return what the parts of a run are made from."""
+    servers = component_configs.server_spec(config, str(SOURCES))
+    processor = cast("PolicyProcessor", SimpleNamespace(masked_token_ids=()))
+    worker = component_configs.worker_spec(
+        config,
+        servers,
+        component_configs.train_tasks(config),
+        num_slots=1,
+        temperature=1.0,
+        is_synchronous=False,
     )
-)
-READERS = (
-    *SYSTEM,
-    "cli/*.py",
-    "judge/*.py",
-    "config/run.py",
-    "config/sections.py",
-    "config/published.py",
-)
-"""Where keys turn into what a run does. Checks and reports of the configuration do not count."""
-
-
-def attributes_read(readers: tuple[str, ...]) -> set[str]:
-    """Return every attribute name that the readers read outside of `contradictions`."""
-    read: set[str] = set()
-    pending: list[ast.AST] = [
-        ast.parse(file.read_text(encoding="utf-8"))
-        for reader in readers
-        for file in sorted(SOURCES.glob(reader))
+    publisher = component_configs.publisher_config(
+        config, servers, Path("weights"), host="h", run_id="r"
+    )
+    return [
+        servers,
+        worker,
+        publisher.snapshots is None,
+        component_configs.role_specs(config, 16.0),
+        component_configs.staleness_config(config),
+        component_configs.controller_config(config),
+        component_configs.test_tasks(config),
+        component_configs.task_draw(config),
+        component_configs.engine_spec(config, servers, processor),
+        component_configs.pixelstore_config(config),
+        publisher.backend,
     ]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.FunctionDef) and node.name == "contradictions":
+
+
+def leaf_hint(key: str) -> Any:
+    """Return the type of a key, whatever list or section it stands in."""
+    hint: Any = WebRLConfig
+    for name in key.replace("[]", "").split("."):
+        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+        hint = typing.get_type_hints(inner)[name]
+    return hint
+
+
+def other_values(hint: Any, value: object) -> Iterator[str]:
+    """Yield values of the type as a command line spells them; not all need be allowed."""
+    kinds = [part for part in typing.get_args(hint) if part is not type(None)]
+    if typing.get_origin(hint) is Literal:
+        yield from (repr(choice) for choice in typing.get_args(hint) if choice != value)
+    elif typing.get_origin(hint) is tuple:
+        yield '["model.visual"]'
+    elif kinds:
+        yield from other_values(kinds[0], value)
+    elif hint is bool:
+        yield str(not value).lower()
+    elif hint in (int, float):
+        number = cast("float", value or 0)
+        yield from (str(hint(other)) for other in (number + 1, 2 * number, number / 2, 0.5, 2048))
+    else:
+        yield '"JUDGE_KEY"'
+        yield '"https://other.example/v1"'
+
+
+def changed(base: tuple[str, ...], key: str) -> WebRLConfig | None:
+    """Return a run that differs in one key, None when every other value is refused."""
+    if key in TOGETHER:
+        return load((*base, *TOGETHER[key]))
+    value: Any = load(base)
+    for name in key.replace("tasks[].", "tasks.").split("."):
+        value = value[0] if isinstance(value, tuple) else value
+        value = getattr(value, name)
+    for text in other_values(leaf_hint(key), value):
+        settings = (*base, f"{key}={text}")
+        if key.startswith("tasks[]."):
+            leaf, before = key.split(".")[1], base[-1]
+            settings = (*base[:-1], before.replace("{", f"{{{leaf}={text}, ", 1))
+            if f"{leaf}=" in before:
+                settings = (*base[:-1], _replaced(before, leaf, text))
+        try:
+            config = load(settings)
+        except ConfigError:
             continue
-        if isinstance(node, ast.Attribute):
-            read.add(node.attr)
-        pending += ast.iter_child_nodes(node)
-    return read
+        if config != load(base):
+            return config
+    return None
 
 
-def test_every_key_is_read_by_the_system() -> None:
-    read = attributes_read(READERS)
-    unread = [key for key in all_keys() if key.rsplit(".", 1)[-1] not in read]
-    # There is one scheduler; its key is there so that published configurations load.
-    assert set(unread) <= {"scheduler.type"}, "\n".join(unread)
+def _replaced(tasks: str, leaf: str, text: str) -> str:
+    """Return the list of tasks with another value of the first one's key."""
+    start = tasks.index(f"{leaf}=") + len(leaf) + 1
+    end = min(place for mark in (",", "}") if (place := tasks.find(mark, start)) > 0)
+    return tasks[:start] + ("'miniwob/click-button'" if leaf == "name" else text) + tasks[end:]
 
 
-def test_the_arguments_of_sglang_servers_reach_them() -> None:
-    assert "sglang_arguments" in attributes_read(SYSTEM)
+@pytest.mark.parametrize("key", sorted(set(all_keys()) - REFUSED.keys() - CHECKED - ELSEWHERE))
+def test_another_value_makes_other_parts(base: tuple[str, ...], key: str) -> None:
+    other = changed(base, key)
+    assert other is not None, "no other value is allowed"
+    assert components(other) != components(load(base))
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_a_key_without_a_choice_of_its_own_refuses_every_other_value(
+    base: tuple[str, ...], key: str
+) -> None:
+    assert changed(base, key) is None
+
+
+def test_roles_that_do_not_fit_the_nodes_are_refused(base: tuple[str, ...]) -> None:
+    load((*base, "cluster.n_gpus_per_node=3", "cluster.n_nodes=2"))
+    with pytest.raises(ConfigError, match=r"must fit the cluster's 1 GPUs \(1 nodes x 1\)"):
+        load((*base, "cluster.n_gpus_per_node=1", "cluster.n_nodes=1"))
+
+
+def paths_read(tree: ast.AST) -> Iterator[str]:
+    """Yield the dotted path of every key that a module reads from the run's configuration.
+
+    A name that stands for a section (`actor = config.actor`) is followed within its module.
+    """
+    names = {"config": "", "self._config": "", "loaded.config": "", "one": ""}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            pairs = zip(_parts(node.targets[0]), _parts(node.value), strict=False)
+            names |= {
+                ast.unparse(target): path
+                for target, value in pairs
+                if (path := _path_of(value, names)) is not None
+            }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (path := _path_of(node, names)):
+            yield path
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple) else [node]
+
+
+def _path_of(node: ast.expr, names: dict[str, str]) -> str | None:
+    """Return the path below the configuration that an expression names, None for others."""
+    if ast.unparse(node) in names:
+        return names[ast.unparse(node)]
+    if not isinstance(node, ast.Attribute):
+        return None
+    above = _path_of(node.value, names)
+    return None if above is None else f"{above}.{node.attr}".lstrip(".")
+
+
+def test_what_acts_where_a_run_is_put_together_is_read_there_by_its_whole_path() -> None:
+    files = [file for pattern in ASSEMBLY for file in SOURCES.glob(pattern)]
+    read = {path for file in files for path in paths_read(ast.parse(file.read_text()))}
+    assert ELSEWHERE - read == set()
+
+
+def test_a_key_of_the_same_name_in_another_section_is_another_key() -> None:
+    source = "actor, lr = self._config.actor, 1\nuse(actor.dtype, config.policy.init.lr, lr)"
+    assert {"actor.dtype", "policy.init.lr"} <= set(paths_read(ast.parse(source)))
+    assert "actor.optimizer.lr" not in set(paths_read(ast.parse(source)))
 
 
 def test_sglang_is_started_with_the_limits_of_the_configuration() -> None:

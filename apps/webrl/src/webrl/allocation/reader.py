@@ -29,8 +29,6 @@ from webrl.allocation.values import (
 )
 from webrl.errors import ConfigError, Problem
 
-__all__ = ["parse_allocation"]
-
 _REFUSED = {
     "vllm": "this system speaks SGLang's HTTP protocol; use sglang, or embedded without a GPU",
     "megatron": "this system trains with FSDP2; use fsdp",

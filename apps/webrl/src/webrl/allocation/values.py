@@ -9,16 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "INFERENCE_BACKENDS",
-    "TRAINING_BACKENDS",
-    "Allocation",
-    "Backend",
-    "Component",
-    "Dims",
-    "Role",
-]
-
 Backend = Literal["embedded", "sglang", "fsdp"]
 """The backends that this system runs: two inference servers and one trainer."""
 

@@ -18,12 +18,12 @@ from webrl.actions import Action, Answer, GoBack, InvalidAction, MarkAction
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
 from webrl.browser.frames import FirstFrames
-from webrl.browser.judge import judge_answer, read_goal, read_state
 from webrl.browser.ladder import Rung, next_rung
 from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.marks import marked_screenshot, on_page
 from webrl.browser.outcome import EndReason, Event, Mark, Observation, StepOutcome
 from webrl.browser.page import LivePage
+from webrl.browser.page_state import judge_answer, read_goal, read_state
 from webrl.browser.pages import PageShelf
 from webrl.browser.perform import Performer
 from webrl.browser.settle import settle

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TypeAlias
 
-__all__ = ["Commands"]
-
 # argparse offers no public name for what `add_subparsers` returns.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 """What `ArgumentParser.add_subparsers` returns."""

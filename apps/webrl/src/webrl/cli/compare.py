@@ -9,10 +9,8 @@ from rich.console import Console
 
 from webrl.cli.command import Commands
 from webrl.config import load_config, resolve_run_dir
-from webrl.doctor import preflight
 from webrl.errors import ConfigError
-
-__all__ = ["add_command"]
+from webrl.machine_check import preflight
 
 _INTERRUPTED = 130
 _NUM_STEPS = 2

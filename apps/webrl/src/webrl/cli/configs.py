@@ -11,8 +11,6 @@ from webrl.cli.command import Commands
 from webrl.config import packaged_configs, reference_page
 from webrl.errors import ConfigError
 
-__all__ = ["add_command"]
-
 
 def add_command(commands: Commands) -> None:
     """Add the command to the parser."""

@@ -13,8 +13,6 @@ from webrl.cli.command import Commands
 from webrl.config import load_config
 from webrl.errors import PreflightError
 
-__all__ = ["add_command"]
-
 _NUM_SEEDS = 512
 """Seeds of an evaluation unless told: its 95 % interval is at most 9 points wide."""
 

@@ -16,8 +16,6 @@ from rich.console import Console
 from webrl.cli import compare, configs, doctor, evaluate, policy, simulate, tasks, train
 from webrl.errors import WebRLError
 
-__all__ = ["build_parser", "main"]
-
 USER_ERROR = 2
 """Exit code of everything that the user can fix."""
 

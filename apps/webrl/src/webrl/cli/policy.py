@@ -11,8 +11,6 @@ from rich.console import Console
 from webrl.cli.command import Commands
 from webrl.errors import ConfigError, PreflightError
 
-__all__ = ["add_command"]
-
 
 def add_command(commands: Commands) -> None:
     """Add the command to the parser."""

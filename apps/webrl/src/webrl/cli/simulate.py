@@ -17,8 +17,6 @@ from webrl.errors import ConfigError
 if TYPE_CHECKING:
     from webrl.simulate import Assumptions
 
-__all__ = ["add_command"]
-
 _PREFIX = "model."
 _SWEEP_STEPS = 16
 """Steps of each point of a sweep: enough to leave the warm-up behind at eta 4."""

@@ -10,8 +10,6 @@ from webrl.cli.command import Commands
 from webrl.errors import TaskError
 from webrl.tasks import FILE_PREFIXES, load_tasks, task_names
 
-__all__ = ["add_command"]
-
 
 def add_command(commands: Commands) -> None:
     """Add the command to the parser."""

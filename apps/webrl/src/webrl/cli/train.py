@@ -17,10 +17,8 @@ from webrl.config import (
     resolve_run_dir,
     to_toml,
 )
-from webrl.doctor import preflight
 from webrl.errors import ConfigError
-
-__all__ = ["CONFIG_FILE", "add_command", "find_latest_run"]
+from webrl.machine_check import preflight
 
 CONFIG_FILE = "config.toml"
 """Name of the resolved configuration within a run's folder."""

@@ -234,7 +234,7 @@ def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProce
                 eps=optimizer.eps,
                 weight_decay=optimizer.weight_decay,
                 schedule=optimizer.schedule,
-                num_warmup_steps=round(optimizer.warmup_fraction * num_steps),
+                num_warmup_steps=min(num_steps - 1, round(optimizer.warmup_fraction * num_steps)),
                 num_total_steps=num_steps,
                 min_lr_ratio=optimizer.min_lr_ratio,
                 max_grad_norm=optimizer.max_grad_norm,

@@ -6,6 +6,7 @@ checks that `preflight` runs start no process and leave nothing on disk.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -23,34 +24,24 @@ from webrl.config import WebRLConfig, check_dataset_size
 from webrl.errors import PreflightError, TaskError
 from webrl.tasks import load_tasks
 
-__all__ = [
-    "Check",
-    "check_browser",
-    "check_disk",
-    "check_fonts",
-    "check_miniwob",
-    "check_package",
-    "check_ports",
-    "check_python",
-    "check_run_dir",
-    "check_sglang",
-    "check_tasks",
-    "checkpoint_bytes",
-    "preflight",
-]
-
 VISION_CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
 """SGLang keeps vision features by image and no weight update clears them; 0 turns that off."""
-
-_TINY_POLICY_BYTES = 4 << 20
+PACKAGES = ("torch", "ray", "transformers", "playwright")
+"""Distributions without which nothing runs."""
+LAPTOP_BYTES = 1 << 30
+"""Room that the laptop run asks for, rounded up."""
+BROWSER_START_S = 30.0
+"""A browser that needs longer than this for its first page is broken."""
+TINY_POLICY_BYTES = 4 << 20
 """Weights of the tiny policy in float32, rounded up."""
-_STATE_RATIO = 7
+STATE_RATIO = 7
 """Bytes of a checkpoint over bytes of bfloat16 weights: the weights, float32 masters, two moments."""
-_LOG_BYTES = 256 << 20
+LOG_BYTES = 256 << 20
 """Room for metrics, logs and sampled trajectories."""
+SETUP = "Install the environment with: make setup."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """What one look at the machine found."""
 
@@ -66,21 +57,33 @@ class Check:
     """Whether `webrl train` needs it on every machine."""
 
 
+def check_machine() -> list[Check]:
+    """Look at everything that `webrl doctor` reports."""
+    browser = check_browser()
+    return [
+        check_python(),
+        *(check_package(name) for name in PACKAGES),
+        check_miniwob(),
+        check_fonts(),
+        check_disk(Path("runs"), LAPTOP_BYTES),
+        check_sglang(),
+        check_gpu(),
+        asyncio.run(check_browser_start(browser.detail)) if browser.is_ok else browser,
+    ]
+
+
 def check_python() -> Check:
     """Look at the interpreter."""
     is_ok = sys.version_info >= (3, 11)
-    fix = "Use Python 3.11 or newer."
-    return Check(name="python", is_ok=is_ok, detail=platform.python_version(), fix=fix)
+    return Check("python", is_ok, platform.python_version(), "Use Python 3.11 or newer.")
 
 
 def check_package(name: str) -> Check:
     """Look for an installed distribution, without importing it."""
-    fix = "Install the environment with: make setup."
     try:
-        version = importlib.metadata.version(name)
+        return Check(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Check(name=name, is_ok=False, detail="not installed", fix=fix)
-    return Check(name=name, is_ok=True, detail=version)
+        return Check(name, False, "not installed", SETUP)
 
 
 def check_miniwob() -> Check:
@@ -89,18 +92,47 @@ def check_miniwob() -> Check:
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         pages = Path(folder) / "html" / "miniwob"
         if pages.is_dir():
-            count = len(list(pages.glob("*.html")))
-            return Check(name="miniwob", is_ok=True, detail=f"{count} task pages")
-    fix = "Install the environment with: make setup."
-    return Check(name="miniwob", is_ok=False, detail="task pages not found", fix=fix)
+            return Check("miniwob", True, f"{len(list(pages.glob('*.html')))} task pages")
+    return Check("miniwob", False, "task pages not found", SETUP)
 
 
 def check_browser() -> Check:
     """Look for a Chromium that can be started."""
     try:
-        return Check(name="browser", is_ok=True, detail=str(find_chromium()))
+        return Check("browser", True, str(find_chromium()))
     except PreflightError as error:
-        return Check(name="browser", is_ok=False, detail=str(error), fix="Or run: make setup.")
+        return Check("browser", False, str(error), "Or run: make setup.")
+
+
+async def check_browser_start(path: str) -> Check:
+    """Start a browser and open an empty page."""
+    # The driver takes a while to import: only `webrl doctor` pays for it.
+    from playwright.async_api import Error, async_playwright  # noqa: PLC0415
+
+    fix = "Run webrl doctor with AWRL_CHROMIUM set to another Chromium, or reinstall it."
+    try:
+        async with asyncio.timeout(BROWSER_START_S), async_playwright() as driver:
+            browser = await driver.chromium.launch(executable_path=path)
+            await (await browser.new_page()).goto("about:blank")
+            detail = f"{path} starts, version {browser.version}"
+            await browser.close()
+    except (Error, TimeoutError) as error:
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else f"no page within {BROWSER_START_S:g} s"
+        return Check("browser", False, f"{path}: {reason}", fix)
+    return Check("browser", True, detail)
+
+
+def check_gpu() -> Check:
+    """Look at what torch can use."""
+    # torch takes seconds to import: only `webrl doctor` pays for it.
+    import torch  # noqa: PLC0415
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    detail = "none; the laptop configuration needs none"
+    if count:
+        detail = f"{count} x {torch.cuda.get_device_name(0)}"
+    return Check("gpu", True, detail, is_required=False)
 
 
 def check_tasks(names: Sequence[str]) -> Check:
@@ -108,19 +140,18 @@ def check_tasks(names: Sequence[str]) -> Check:
     try:
         load_tasks(names)
     except TaskError as error:
-        return Check(name="tasks", is_ok=False, detail=str(error))
-    return Check(name="tasks", is_ok=True, detail=", ".join(names))
+        return Check("tasks", False, str(error))
+    return Check("tasks", True, ", ".join(names))
 
 
 def check_judge(config: WebRLConfig) -> Check:
     """Look for the key of the judge in the environment; its value is shown nowhere."""
     name = config.judge.api_key_env
     if config.judge.url is None or name is None:
-        return Check(name="judge", is_ok=True, detail="no key needed")
+        return Check("judge", True, "no key needed")
     is_set = bool(os.environ.get(name, "").strip())
-    detail = f"{name} is {'set' if is_set else 'not set'}"
     fix = "Export the key, here and wherever rollout workers start."
-    return Check(name="judge", is_ok=is_set, detail=detail, fix=fix)
+    return Check("judge", is_set, f"{name} is {'set' if is_set else 'not set'}", fix)
 
 
 def check_fonts() -> Check:
@@ -128,24 +159,22 @@ def check_fonts() -> Check:
     roots = [Path("/usr/share/fonts"), Path("~/.local/share/fonts").expanduser()]
     found = any(path for root in roots for path in root.glob("**/LiberationSans-Regular.ttf"))
     detail = "Liberation Sans" if found else "Liberation Sans not found; text is wider without it"
-    fix = "apt-get install fonts-liberation"
-    return Check(name="fonts", is_ok=found, detail=detail, fix=fix, is_required=False)
+    return Check("fonts", found, detail, "apt-get install fonts-liberation", is_required=False)
 
 
 def check_sglang() -> Check:
     """Look for SGLang, and for a cache of image features that would outlive weight updates."""
-    name, size = "sglang", os.environ.get(VISION_CACHE_VARIABLE)
-    found = check_package(name)
+    found, size = check_package("sglang"), os.environ.get(VISION_CACHE_VARIABLE)
     if not found.is_ok:
         detail = "not installed; only sglang[...] allocations need it"
-        return Check(name=name, is_ok=True, detail=detail, is_required=False)
+        return Check("sglang", True, detail, is_required=False)
     if size in (None, "0"):
-        return Check(name=name, is_ok=True, detail=found.detail, is_required=False)
+        return Check("sglang", True, found.detail, is_required=False)
     detail = (
         f"{found.detail}, {VISION_CACHE_VARIABLE}={size}: features of repeated images stay stale"
     )
     fix = f"Unset {VISION_CACHE_VARIABLE}, or set it to 0, unless the vision tower is frozen."
-    return Check(name=name, is_ok=False, detail=detail, fix=fix, is_required=False)
+    return Check("sglang", False, detail, fix, is_required=False)
 
 
 def _nearest_folder(path: Path) -> Path:
@@ -158,7 +187,7 @@ def check_disk(folder: Path, needed_bytes: int) -> Check:
     free = shutil.disk_usage(_nearest_folder(folder.absolute())).free
     detail = f"{free / 1e9:.1f} GB free for {folder}, {needed_bytes / 1e9:.1f} GB needed"
     fix = "Free some room, set run_dir to another disk, or lower checkpoint.keep."
-    return Check(name="disk", is_ok=free >= needed_bytes, detail=detail, fix=fix)
+    return Check("disk", free >= needed_bytes, detail, fix)
 
 
 def check_ports(first: int, count: int) -> Check:
@@ -169,64 +198,69 @@ def check_ports(first: int, count: int) -> Check:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:
-                detail = f"port {port} is taken ({error.strerror})"
                 fix = "Set inference.base_port to a free one, or to 0 for any."
-                return Check(name="ports", is_ok=False, detail=detail, fix=fix)
-    return Check(name="ports", is_ok=True, detail=f"{count} free from {first}")
+                return Check("ports", False, f"port {port} is taken ({error.strerror})", fix)
+    return Check("ports", True, f"{count} free from {first}")
 
 
 def check_run_dir(run_dir: Path, *, is_resumed: bool) -> Check:
     """Look whether the run can write its results, and whether another run's lie there."""
-    name = "run_dir"
     is_used = run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir()))
     if is_used and not is_resumed:
         fix = f"Continue it with --resume {run_dir}, or set run_dir to a new folder."
-        return Check(name=name, is_ok=False, detail=f"{run_dir} is already used", fix=fix)
+        return Check("run_dir", False, f"{run_dir} is already used", fix)
     folder = _nearest_folder(run_dir.absolute())
     if not os.access(folder, os.W_OK | os.X_OK):
         fix = "Set run_dir to a folder that you may write to."
-        return Check(name=name, is_ok=False, detail=f"{folder} is not writable", fix=fix)
-    return Check(name=name, is_ok=True, detail=str(run_dir))
+        return Check("run_dir", False, f"{folder} is not writable", fix)
+    return Check("run_dir", True, str(run_dir))
 
 
 def checkpoint_bytes(config: WebRLConfig) -> int:
     """Return the room that the checkpoints of a run can take, in bytes, the one in writing too."""
-    weights = _TINY_POLICY_BYTES
+    weights = TINY_POLICY_BYTES
     if config.policy.path is not None:
         with suppress(OSError):
             files = list(Path(config.policy.path).glob("*.safetensors"))
             weights = sum(file.stat().st_size for file in files) or weights
-    return weights * _STATE_RATIO * (config.checkpoint.keep + 1)
+    return weights * STATE_RATIO * (config.checkpoint.keep + 1)
 
 
-def _check_policy(config: WebRLConfig) -> Check:
-    path = config.policy.path
+def check_policy(path: str | None) -> Check:
+    """Look for the checkpoint that training starts from."""
     if path is None:
-        return Check(name="policy", is_ok=True, detail="a tiny one is made")
+        return Check("policy", True, "a tiny one is made")
     if (Path(path) / "config.json").is_file():
-        return Check(name="policy", is_ok=True, detail=path)
+        return Check("policy", True, path)
     fix = "Set policy.path to a downloaded Hugging Face checkpoint; a Hub id is not enough."
-    return Check(
-        name="policy", is_ok=False, detail=f"{path} is not a folder with a config.json", fix=fix
-    )
+    return Check("policy", False, f"{path} is not a folder with a config.json", fix)
+
+
+def check_tracker(name: str) -> Check:
+    """Look for the package behind `logging.tracker`; some come with an extra of this package."""
+    if name not in ("wandb", "trackio"):
+        return Check(name, True, "comes with webrl")
+    fix = f"Install it with: pip install 'webrl[{name}]', or set logging.tracker."
+    found = check_package(name)
+    return Check(name, found.is_ok, found.detail, fix)
 
 
 def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
     """Refuse to start what can not end well.
 
     Args:
-        config: the run's configuration, its `run_dir` filled in.
-        is_resumed: whether the run goes on in a folder that holds one already.
+        config: Its `run_dir` filled in.
+        is_resumed: Whether the run goes on in a folder that holds one already.
 
     Raises:
-        PreflightError: something is missing; every problem is one line with its fix.
-        ConfigError: there are fewer tasks to train on than one batch takes.
+        PreflightError: Something is missing; every problem is one line with its fix.
+        ConfigError: There are fewer tasks to train on than one batch takes.
     """
     run_dir = Path(config.run_dir)
     checks = [
         check_run_dir(run_dir, is_resumed=is_resumed),
-        check_disk(run_dir, checkpoint_bytes(config) + _LOG_BYTES),
-        _check_policy(config),
+        check_disk(run_dir, checkpoint_bytes(config) + LOG_BYTES),
+        check_policy(config.policy.path),
         check_browser(),
         check_miniwob(),
         check_tasks([task.name for task in config.tasks]),
@@ -235,20 +269,13 @@ def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
     if config.inference.base_port:
         servers = config.allocation.role("rollout").dims.d + config.num_test_servers
         checks.append(check_ports(config.inference.base_port, servers))
-    if config.logging.tracker in ("wandb", "trackio"):
-        tracker = check_package(config.logging.tracker)
-        fix = f"Install it with: pip install 'webrl[{tracker.name}]', or set logging.tracker."
-        checks.append(Check(name=tracker.name, is_ok=tracker.is_ok, detail=tracker.detail, fix=fix))
+    checks.append(check_tracker(config.logging.tracker))
     failed = [check for check in checks if not check.is_ok]
     if failed:
-        lines = [
-            f"{check.name}: {check.detail.rstrip('.')}. {check.fix}".rstrip() for check in failed
-        ]
-        raise PreflightError("\n".join(lines))
-    check_dataset_size(config, _count_tasks(config))
-
-
-def _count_tasks(config: WebRLConfig) -> int:
-    """Return how many different groups the training tasks can give."""
-    tasks = load_tasks(entry.name for entry in config.tasks if entry.split != "test")
-    return sum(config.env.num_train_seeds if task.is_seeded else 1 for task in tasks)
+        lines = [f"{check.name}: {check.detail.rstrip('.')}. {check.fix}" for check in failed]
+        raise PreflightError("\n".join(line.rstrip() for line in lines))
+    entries = [entry.name for entry in config.tasks if entry.split != "test"]
+    num_groups = sum(
+        config.env.num_train_seeds if task.is_seeded else 1 for task in load_tasks(entries)
+    )
+    check_dataset_size(config, num_groups)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from webrl.config import WebRLConfig, load_config
-from webrl.doctor import (
+from webrl.errors import ConfigError, PreflightError
+from webrl.machine_check import (
     check_browser,
     check_disk,
     check_miniwob,
@@ -21,7 +22,6 @@ from webrl.doctor import (
     checkpoint_bytes,
     preflight,
 )
-from webrl.errors import ConfigError, PreflightError
 
 
 def executable(path: Path) -> Path:
