@@ -7,7 +7,7 @@ import pytest
 from awrl_trainer import ActorConfig, Batch, FSDPActor, LossConfig, OptimizerConfig, TrainRow
 from awrl_trainer import collate_text as collate
 from awrl_trainer.testing import TinyImagePolicy, TinyPolicy
-from awrl_trainer.update_plan import plan_mini_batches, plan_ranks, plan_units, unit_size
+from awrl_trainer.update_plan import group_size, plan_mini_batches, plan_ranks, prefix_groups
 
 
 def config(**changes: object) -> ActorConfig:
@@ -83,11 +83,11 @@ def prefixed(prefix_id: str, num_prefix: int, num_suffix: int) -> TrainRow:
     )
 
 
-def test_units_hold_equal_prefixes_up_to_the_budget() -> None:
+def test_groups_hold_equal_prefixes_up_to_the_budget() -> None:
     rows = [prefixed(name, 10, 5) for name in ("a", "b", "a", "", "a", "", "a")]
-    units = plan_units(rows, token_budget=25)
-    assert units == [[0, 2, 4], [1], [3], [5], [6]]
-    assert unit_size(rows, units[0]).num_tokens == 25
+    groups = prefix_groups(rows, token_budget=25)
+    assert groups == [[0, 2, 4], [1], [3], [5], [6]]
+    assert group_size(rows, groups[0]).num_tokens == 25
 
 
 @pytest.mark.parametrize(

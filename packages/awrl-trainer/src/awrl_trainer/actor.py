@@ -47,7 +47,6 @@ class FSDPActor:
     Args:
         model: The policy, equal on every rank: a transformers model, or a module with `backbone`
             and `head` methods. It is sharded in place and belongs to the actor afterwards.
-        config: Optimizer, loss and batching.
         collate: Turns rows into a batch; called once per micro-batch.
         mesh: One-dimensional mesh of the ranks; None takes all ranks of the default group.
         device: Where to compute; None takes the CPU.
@@ -56,7 +55,6 @@ class FSDPActor:
         rename: Maps the model's parameter names to those that servers know.
         read_weight: Reads a weight by name, for a model (and reference) whose parameters are on the
             meta device (`parameters_on_meta`); None for a model that holds its weights.
-        clock: Seconds, for metrics.
 
     Raises:
         ValueError: A prefix of `frozen_modules` that no parameter has.
@@ -129,9 +127,6 @@ class FSDPActor:
 
         Called on all ranks with the same rows: each takes its share.
 
-        Args:
-            rows: At least one row.
-
         Returns:
             Version and metrics, equal on every rank.
 
@@ -150,9 +145,6 @@ class FSDPActor:
 
         Called on all ranks with the same rows; every rank computes and returns all of them.
 
-        Args:
-            rows: Any rows.
-
         Returns:
             For each row float32 `[N]`.
         """
@@ -166,7 +158,6 @@ class FSDPActor:
         Args:
             root: Directory of the checkpoints, shared by all ranks.
             keep: Complete checkpoints that stay; None keeps all.
-            extra: JSON values of the caller.
 
         Returns:
             The checkpoint's directory.

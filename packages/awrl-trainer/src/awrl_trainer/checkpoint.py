@@ -54,8 +54,6 @@ def save_checkpoint(
 
     Args:
         root: Directory of the checkpoints, shared by all ranks.
-        module: The sharded module.
-        optimizer: Its optimizer.
         version: Version of the weights; names the checkpoint.
         extra: JSON values of the caller, such as a task cursor.
         keep: Complete checkpoints that stay; None keeps all.
@@ -98,9 +96,6 @@ def load_checkpoint(
     """Load a checkpoint into a module and an optimizer built alike.
 
     Args:
-        path: A complete checkpoint.
-        module: The sharded module.
-        optimizer: Its optimizer.
         group: The ranks; their number may differ from the one that saved.
 
     Returns:

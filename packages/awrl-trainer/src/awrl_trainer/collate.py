@@ -7,7 +7,7 @@ Invariants:
 * No token attends to another row's suffix, whatever the layout; log-probs of a row are the same
   alone, padded, packed and shared.
 
-Legend: B lanes, T tokens of a lane, N trainable tokens, P patches, D numbers in a patch.
+Legend: B lines, T tokens of a line, N trainable tokens, P patches, D numbers in a patch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ def collate_text(rows: Sequence[TrainRow], *, pad_token_id: int = 0) -> Batch:
     """Pad rows on the right to one length.
 
     Args:
-        rows: Rows without images.
         pad_token_id: Id at padded positions; they are masked out of attention.
 
     Returns:
@@ -85,7 +84,7 @@ class RowInputs(Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class _Lane:
+class _Line:
     """One line of the batch: parts of rows, end to end."""
 
     ids: list[Tensor] = field(default_factory=list[Tensor])
@@ -106,9 +105,9 @@ class _Lane:
 
 @dataclass(kw_only=True, slots=True)
 class _Layout:
-    """Lanes, images, and where each row's trainable tokens are: (lane, tokens, sources)."""
+    """Lines, images, and where each row's trainable tokens are: (line, tokens, sources)."""
 
-    lanes: list[_Lane] = field(default_factory=list[_Lane])
+    lines: list[_Line] = field(default_factory=list[_Line])
     pixels: list[RowInputs] = field(default_factory=list[RowInputs])
     places: list[tuple[int, Tensor, Tensor]] = field(
         default_factory=list[tuple[int, Tensor, Tensor]]
@@ -130,8 +129,6 @@ def collate_model_inputs(
 
     Args:
         rows: Rows, one image placeholder per image in their `input_ids`.
-        inputs: What the model reads for each row.
-        layout: See above.
         pad_token_id: Id at padded positions; nothing attends to them.
 
     Returns:
@@ -148,13 +145,13 @@ def collate_model_inputs(
         laid = _lay_shared(rows, inputs)
     else:
         laid = _lay_whole(rows, inputs, is_packed=layout == "packed")
-    width = max(lane.length for lane in laid.lanes)
+    width = max(line.length for line in laid.lines)
     kwargs = {
-        "input_ids": _stack([torch.cat(lane.ids) for lane in laid.lanes], width, pad_token_id),
-        "position_ids": _positions(laid.lanes, width, is_packed=layout == "packed"),
+        "input_ids": _stack([torch.cat(line.ids) for line in laid.lines], width, pad_token_id),
+        "position_ids": _positions(laid.lines, width, is_packed=layout == "packed"),
     }
-    segments = _stack([torch.cat(lane.segments) for lane in laid.lanes], width, _PADDING)
-    if layout == "shared_prefix" and any(lane.num_segments > 1 for lane in laid.lanes):
+    segments = _stack([torch.cat(line.segments) for line in laid.lines], width, _PADDING)
+    if layout == "shared_prefix" and any(line.num_segments > 1 for line in laid.lines):
         kwargs["attention_mask"] = _prefix_mask(segments)
     elif bool((segments == _PADDING).any()):
         kwargs["attention_mask"] = (segments != _PADDING).long()
@@ -164,8 +161,8 @@ def collate_model_inputs(
         kwargs |= {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.cat(grids)}
     return Batch(
         kwargs=kwargs,
-        token_positions=torch.cat([tokens + lane * width for lane, tokens, _ in laid.places]),
-        source_positions=torch.cat([source + lane * width for lane, _, source in laid.places]),
+        token_positions=torch.cat([tokens + line * width for line, tokens, _ in laid.places]),
+        source_positions=torch.cat([source + line * width for line, _, source in laid.places]),
     )
 
 
@@ -197,37 +194,37 @@ def _lay_whole(
 ) -> _Layout:
     laid = _Layout(pixels=list(inputs))
     for row, one in zip(rows, inputs, strict=True):
-        if not laid.lanes or not is_packed:
-            laid.lanes.append(_Lane())
-        lane = laid.lanes[-1]
-        lane.num_segments += 1
-        begin = lane.append(one, 0, len(one.input_ids), lane.num_segments)
+        if not laid.lines or not is_packed:
+            laid.lines.append(_Line())
+        line = laid.lines[-1]
+        line.num_segments += 1
+        begin = line.append(one, 0, len(one.input_ids), line.num_segments)
         tokens = expanded_positions(row, one) + begin
-        laid.places.append((len(laid.lanes) - 1, tokens, tokens - 1))
+        laid.places.append((len(laid.lines) - 1, tokens, tokens - 1))
     return laid
 
 
 def _lay_shared(rows: Sequence[TrainRow], inputs: Sequence[RowInputs]) -> _Layout:
     laid = _Layout()
-    lanes: dict[str, tuple[int, int]] = {}
+    lines: dict[str, tuple[int, int]] = {}
     for index, (row, one) in enumerate(zip(rows, inputs, strict=True)):
         tokens = expanded_positions(row, one)
         split = int(tokens[0]) if len(tokens) else len(one.input_ids)
         key = row.prefix_id if row.prefix_id and len(tokens) else f"\0{index}"
-        if key not in lanes:
-            lanes[key] = (len(laid.lanes), split)
-            laid.lanes.append(_Lane())
-            laid.lanes[-1].append(one, 0, split, _PREFIX)
+        if key not in lines:
+            lines[key] = (len(laid.lines), split)
+            laid.lines.append(_Line())
+            laid.lines[-1].append(one, 0, split, _PREFIX)
             laid.pixels.append(one)
-        number, prefix = lanes[key]
+        number, prefix = lines[key]
         if prefix != split or bool((one.mm_token_type_ids[split:] != 0).any()):
             raise BatchError(
                 f"rows of prefix_id {key!r} must share one prefix and hold no image after it, got"
                 f" {split} tokens for {prefix} in row {row.row_id!r}. Leave prefix_id empty."
             )
-        lane = laid.lanes[number]
-        lane.num_segments += 1
-        begin = lane.append(one, split, len(one.input_ids), lane.num_segments)
+        line = laid.lines[number]
+        line.num_segments += 1
+        begin = line.append(one, split, len(one.input_ids), line.num_segments)
         places = tokens - split + begin
         # The first token of a suffix is predicted by the last one of the prefix.
         sources = torch.where(tokens == split, prefix - 1, places - 1)
@@ -237,19 +234,19 @@ def _lay_shared(rows: Sequence[TrainRow], inputs: Sequence[RowInputs]) -> _Layou
 
 def _stack(parts: Sequence[Tensor], width: int, fill: int) -> Tensor:
     stacked = torch.full((len(parts), width), fill, dtype=torch.int64)
-    for line, part in zip(stacked, parts, strict=True):
-        line[: len(part)] = part
+    for row, part in zip(stacked, parts, strict=True):
+        row[: len(part)] = part
     return stacked
 
 
-def _positions(lanes: Sequence[_Lane], width: int, *, is_packed: bool) -> Tensor:
-    whole = [torch.cat(lane.positions, dim=-1) for lane in lanes]
+def _positions(lines: Sequence[_Line], width: int, *, is_packed: bool) -> Tensor:
+    whole = [torch.cat(line.positions, dim=-1) for line in lines]
     if whole[0].dim() == 1:
         return _stack(whole, width, 0)
     stacked = torch.stack([_stack([line[axis] for line in whole], width, 0) for axis in range(3)])
     if not is_packed:
         return stacked
-    restarts = torch.cat([torch.arange(len(part)) for part in lanes[0].segments])
+    restarts = torch.cat([torch.arange(len(part)) for part in lines[0].segments])
     return torch.cat([restarts[None, None], stacked])
 
 

@@ -60,7 +60,6 @@ def packed_attention_forward(
         key: `[B, K, T, E]`.
         value: `[B, K, T, E]`.
         attention_mask: None for packed and for unpadded batches.
-        scaling: Factor of the scores.
         kwargs: `position_ids` `[B, T]` among others.
 
     Returns:

@@ -29,8 +29,6 @@ def require_same_everywhere(digest: bytes, group: dist.ProcessGroup, device: tor
 
     Args:
         digest: Bytes of equal length on every rank.
-        group: The ranks.
-        device: Where the exchange happens.
 
     Raises:
         BatchError: On every rank, when one differs.
@@ -56,11 +54,6 @@ def run_or_fail_together(
     Whatever a caller's function raises on one rank must not leave the others waiting in the next
     collective.
 
-    Args:
-        action: Runs on every rank.
-        group: The ranks.
-        device: Where the exchange happens.
-
     Returns:
         What the action returned.
 
@@ -84,7 +77,7 @@ def run_or_fail_together(
 
 def merge_over_ranks(
     parts: Sequence[Mapping[str, Tensor | float]],
-    group: dist.ProcessGroup | None,
+    group: dist.ProcessGroup,
     device: torch.device,
 ) -> dict[str, float]:
     """Merge metrics of this rank's micro-batches with those of all ranks.
@@ -92,11 +85,9 @@ def merge_over_ranks(
     Args:
         parts: One mapping per micro-batch, `loss/num_tokens` among the keys; the same keys on every
             rank.
-        group: The ranks, None for this one only.
-        device: Where the exchange happens.
     """
     merged = merge_metrics(parts)
-    if group is None or dist.get_world_size(group) == 1:
+    if dist.get_world_size(group) == 1:
         return merged
     names = sorted(merged)
     mine = torch.tensor([merged[name] for name in names], dtype=torch.float64, device=device)
@@ -105,9 +96,8 @@ def merge_over_ranks(
     return merge_metrics([dict(zip(names, values.tolist(), strict=True)) for values in everyone])
 
 
-def sum_over_ranks(value: float, group: dist.ProcessGroup | None, device: torch.device) -> float:
+def sum_over_ranks(value: float, group: dist.ProcessGroup, device: torch.device) -> float:
     """Return the sum of a number over all ranks."""
     total = torch.tensor(value, dtype=torch.float64, device=device)
-    if group is not None and dist.get_world_size(group) > 1:
-        dist.all_reduce(total, group=group)
+    dist.all_reduce(total, group=group)
     return float(total)

@@ -158,8 +158,6 @@ def check_rows(rows: Sequence[TrainRow], *, version: int, masked_token_ids: Sequ
     """Check what every rank can see alone, before any collective.
 
     Args:
-        rows: All rows of an update.
-        version: Version of the policy at its start.
         masked_token_ids: Ids that the sampler never draws.
 
     Raises:
@@ -190,7 +188,6 @@ def check_batch(batch: Batch, rows: Sequence[TrainRow]) -> Tensor:
 
     Args:
         batch: What `collate` returned for `rows`.
-        rows: The rows of the micro-batch.
 
     Returns:
         The ids of the trainable tokens, int64 `[N]`.

@@ -37,9 +37,6 @@ def repeated_blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
     A transformers model names its blocks in `_no_split_modules`; without that, members of module
     lists that hold parameters and are called in sequence are taken.
 
-    Args:
-        module: The model.
-
     Returns:
         Names and modules, in the model's own order.
     """
@@ -62,7 +59,6 @@ def freeze_modules(module: nn.Module, prefixes: tuple[str, ...]) -> int:
     """Stop gradients of parameters under the given names.
 
     Args:
-        module: The model.
         prefixes: Prefixes of parameter names, such as `model.visual`.
 
     Returns:
@@ -100,7 +96,6 @@ def shard_module(
         mesh: One-dimensional mesh of the data-parallel ranks.
         compute_dtype: Dtype of gathered parameters and activations.
         checkpointed_share: Share of the blocks that are recomputed in the backward pass.
-        is_compiled: Compile each block.
     """
     root.float()
     blocks = repeated_blocks(root)
@@ -174,7 +169,6 @@ def materialize(module: nn.Module, device: torch.device, read: WeightReader) -> 
 
     Args:
         module: Parameters on the meta device; buffers are moved to the device.
-        device: Where to.
         read: Called once for each parameter, on every rank.
     """
     owners: dict[int, list[tuple[nn.Module, str]]] = {}

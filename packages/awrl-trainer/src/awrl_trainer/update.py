@@ -72,14 +72,7 @@ class UpdateRunner:
     """Runs updates of one rank; holds no state between them.
 
     Args:
-        policy: The sharded policy.
         reference: The frozen reference, sharded alike; None without a KL term.
-        optimizer: Steps over the policy's parameters.
-        collate: Turns rows into a batch.
-        config: Mini-batches, epochs, loss.
-        device: Where to compute.
-        group: Data-parallel ranks.
-        clock: Seconds, for the metrics.
     """
 
     def __init__(

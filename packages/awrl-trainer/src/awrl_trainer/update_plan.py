@@ -1,6 +1,6 @@
 """Which rank computes which rows, in which order: pure functions of the rows and the version.
 
-Rows that share a prefix form a unit; units are dealt to mini-batches, and the units of a mini-batch to
+Rows that share a prefix form a group; groups are dealt to mini-batches, and those of one mini-batch to
 micro-batches of bounded cost.
 
 Invariants:
@@ -62,21 +62,17 @@ def plan_mini_batches(
     """Return one rank's share of each mini-batch of an update.
 
     Args:
-        rows: All rows.
         version: Version at the start of the update; moves the shuffle.
-        config: Mini-batches, budget, aggregation, seed.
-        rank: Whose share.
-        num_ranks: Number of ranks.
     """
     rng = np.random.default_rng((config.seed, version))
-    units = _units(rows, config)
-    shuffled = rng.permutation(len(units))
+    groups = _groups(rows, config)
+    shuffled = rng.permutation(len(groups))
     mini_batches: list[MiniBatch] = []
     for chosen in np.array_split(shuffled, config.num_mini_batches):
-        mine = [units[index] for index in sorted(chosen.tolist())]
+        mine = [groups[index] for index in sorted(chosen.tolist())]
         if mine:
-            plan = _plan_units(rows, mine, config, num_ranks)[rank]
-            whole = [rows[index] for unit in mine for index in unit]
+            plan = _plan_groups(rows, mine, config, num_ranks)[rank]
+            whole = [rows[index] for group in mine for index in group]
             mini_batches.append(
                 MiniBatch(micro_batches=tuple(plan), denominator=_denominator(whole, config))
             )
@@ -87,18 +83,11 @@ def plan_ranks(
     rows: Sequence[TrainRow], config: ActorConfig, *, num_ranks: int = 1
 ) -> list[list[MicroBatch]]:
     """Return each rank's micro-batches of one pass over all rows."""
-    return _plan_units(rows, _units(rows, config), config, num_ranks)
+    return _plan_groups(rows, _groups(rows, config), config, num_ranks)
 
 
 def epoch_order(count: int, version: int, epoch: int, *, seed: int) -> list[int]:
-    """Return the order of mini-batches; the first epoch's is that of the shuffled rows.
-
-    Args:
-        count: Number of mini-batches.
-        version: Version at the start of the update.
-        epoch: Index of the pass.
-        seed: Seed of the run.
-    """
+    """Return the order of mini-batches; the first epoch's is that of the shuffled rows."""
     if epoch == 0:
         return list(range(count))
     return np.random.default_rng((seed, version, epoch)).permutation(count).tolist()
@@ -114,17 +103,17 @@ def rows_digest(rows: Sequence[TrainRow], version: int) -> bytes:
     return digest.digest()
 
 
-def _units(rows: Sequence[TrainRow], config: ActorConfig) -> list[list[int]]:
+def _groups(rows: Sequence[TrainRow], config: ActorConfig) -> list[list[int]]:
     if config.row_layout == "shared_prefix":
-        return plan_units(rows, token_budget=config.token_budget)
+        return prefix_groups(rows, token_budget=config.token_budget)
     return [[index] for index in range(len(rows))]
 
 
-def _plan_units(
-    rows: Sequence[TrainRow], units: Sequence[Sequence[int]], config: ActorConfig, num_ranks: int
+def _plan_groups(
+    rows: Sequence[TrainRow], groups: Sequence[Sequence[int]], config: ActorConfig, num_ranks: int
 ) -> list[list[MicroBatch]]:
     plan = plan_micro_batches(
-        [unit_size(rows, unit) for unit in units],
+        [group_size(rows, group) for group in groups],
         num_ranks=num_ranks,
         token_budget=config.token_budget,
         is_packed=config.row_layout == "packed",
@@ -132,7 +121,7 @@ def _plan_units(
     return [
         [
             MicroBatch(
-                row_indices=tuple(row for unit in part.row_indices for row in units[unit]),
+                row_indices=tuple(row for group in part.row_indices for row in groups[group]),
                 is_dummy=part.is_dummy,
             )
             for part in parts
@@ -148,37 +137,36 @@ def _denominator(rows: Sequence[TrainRow], config: ActorConfig) -> float:
     return float(max(1, sum(counts)))
 
 
-def plan_units(rows: Sequence[TrainRow], *, token_budget: int) -> list[list[int]]:
+def prefix_groups(rows: Sequence[TrainRow], *, token_budget: int) -> list[list[int]]:
     """Put rows of one non-empty `prefix_id` together, as many as the budget holds.
 
     Args:
-        rows: All rows.
-        token_budget: Largest cost of a unit, in tokens: its prefix once, and all suffixes.
+        token_budget: Largest cost of a group, in tokens: its prefix once, and all suffixes.
 
     Returns:
-        Indices of the rows of each unit, in the order of their first rows.
+        Indices of the rows of each group, in the order of their first rows.
     """
-    units: list[list[int]] = []
-    open_units: dict[str, tuple[list[int], int]] = {}
+    groups: list[list[int]] = []
+    open_groups: dict[str, tuple[list[int], int]] = {}
     for index, row in enumerate(rows):
-        unit, cost = open_units.get(row.prefix_id, ([], 0))
-        if row.prefix_id and row.num_suffix_tokens and unit:
+        group, cost = open_groups.get(row.prefix_id, ([], 0))
+        if row.prefix_id and row.num_suffix_tokens and group:
             cost += row.num_suffix_tokens
             if cost <= token_budget:
-                unit.append(index)
-                open_units[row.prefix_id] = (unit, cost)
+                group.append(index)
+                open_groups[row.prefix_id] = (group, cost)
                 continue
-        unit = [index]
-        units.append(unit)
+        group = [index]
+        groups.append(group)
         if row.num_suffix_tokens:
-            open_units[row.prefix_id] = (unit, row.cost_tokens)
-    return units
+            open_groups[row.prefix_id] = (group, row.cost_tokens)
+    return groups
 
 
-def unit_size(rows: Sequence[TrainRow], unit: Sequence[int]) -> RowSize:
-    """Return what a unit costs: the first row whole, and the suffixes of the others."""
-    first = rows[unit[0]]
-    others = sum(rows[index].num_suffix_tokens for index in unit[1:])
+def group_size(rows: Sequence[TrainRow], group: Sequence[int]) -> RowSize:
+    """Return what a group costs: the first row whole, and the suffixes of the others."""
+    first = rows[group[0]]
+    others = sum(rows[index].num_suffix_tokens for index in group[1:])
     return RowSize(num_tokens=first.cost_tokens + others, has_images=first.has_images)
 
 
@@ -195,8 +183,6 @@ def plan_micro_batches(
     lengths (packed). A row longer than the budget gets a micro-batch of its own.
 
     Args:
-        sizes: Size of each row.
-        num_ranks: Number of ranks.
         token_budget: Largest cost of a micro-batch, in tokens.
         is_packed: Whether rows are laid end to end instead of padded.
 

@@ -24,14 +24,7 @@ class _Block(nn.Module):
 
 
 class TinyPolicy(nn.Module):
-    """A causal policy of a few thousand parameters; the head is tied to the embedding.
-
-    Args:
-        vocabulary_size: Number of token ids.
-        hidden_size: Width.
-        num_blocks: Depth.
-        seed: Seed of the weights.
-    """
+    """A causal policy of a few thousand parameters; the head is tied to the embedding."""
 
     def __init__(
         self,
@@ -69,7 +62,6 @@ class TinyImagePolicy(TinyPolicy):
     Args:
         image_token_id: Id of image tokens; each takes the next patch.
         patch_size: Numbers in a patch.
-        seed: Seed of the weights.
     """
 
     def __init__(self, *, image_token_id: int = 31, patch_size: int = 6, seed: int = 0) -> None:

@@ -71,8 +71,6 @@ async def answer_within(
     """Return the trainer's answer.
 
     Args:
-        awaitable: A call of the source.
-        deadline_s: Its limit, seconds.
         phase: Part of the publish, for the error.
         what: What must be answered, for the error.
 
@@ -274,14 +272,7 @@ class Broadcast:
 
 
 class SharedFolder:
-    """Delivers through a snapshot in a folder that trainer and receivers share.
-
-    Args:
-        source: The trainer's ranks.
-        receivers: Those that load it.
-        config: The folder and its limits.
-        clock: Seconds, for the report.
-    """
+    """Delivers through a snapshot in a folder that trainer and receivers share."""
 
     def __init__(
         self,

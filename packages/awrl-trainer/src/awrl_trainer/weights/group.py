@@ -35,8 +35,6 @@ def open_store(
 
     Args:
         host: Address of rank 0 that the others can reach.
-        rank: Whose store.
-        world_size: Members of the group.
         timeout_s: Seconds that any wait on the store may take.
         port: Rank 0's; with 0 the system chooses a free one for rank 0, and the store's `port` tells.
 
@@ -81,7 +79,6 @@ def form_group(
     Args:
         store: The rendezvous store, bound or connected.
         rank: 0 for the trainer, 1 and up for receivers.
-        world_size: Members of the group.
         group_name: A name never used before in this process.
         backend: `nccl` or `gloo`.
         timeout_s: Seconds that forming, and each collective later, may take.

@@ -45,10 +45,8 @@ class WeightPublisher:
     """Publishes weights from a source to receivers.
 
     Args:
-        source: The trainer's ranks.
         receivers: Servers with unique names.
         config: Broadcast or snapshot, and deadlines.
-        clock: Seconds, for the report.
 
     Raises:
         ValueError: No receivers, or two of one name.

@@ -72,7 +72,6 @@ class SnapshotWriter:
 
         Args:
             named_tensors: Names and whole tensors; consumed one at a time.
-            version: Version of the weights.
 
         Raises:
             CheckpointError: The disk refused a write; the previous snapshots are whole.
@@ -127,11 +126,7 @@ def complete_checkpoints(root: Path | str) -> list[Path]:
 
 
 def latest_complete_checkpoint(root: Path | str) -> Path | None:
-    """Return the complete checkpoint with the largest number, None when there is none.
-
-    Args:
-        root: Directory of the checkpoints.
-    """
+    """Return the complete checkpoint with the largest number, None when there is none."""
     found = complete_checkpoints(root)
     return found[-1] if found else None
 
