@@ -101,8 +101,10 @@ def embedded_server(model_path: str) -> Generator[tuple[str, int, float]]:
         port = probe.getsockname()[1]
     start = time.perf_counter()
     command = [sys.executable, "-m", "webrl.embedded", "--model-path", model_path]
-    command += ["--port", str(port), "--watch-parent", "--log-level", "warning"]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command += ["--port", str(port), "--end-with-stdin", "--log-level", "warning"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     url = f"http://127.0.0.1:{port}"
     try:
         asyncio.run(_ready(url))

@@ -119,10 +119,14 @@ def embedded_server(policy_path: Path, logs: Path) -> Generator[str]:
     """Run an embedded server with the options that the contract asks for."""
     port = free_port()
     command = [sys.executable, "-m", "webrl.embedded", "--model-path", str(policy_path)]
-    command += ["--port", str(port), "--watch-parent", "--group-timeout-s", "20"]
+    command += ["--port", str(port), "--end-with-stdin", "--group-timeout-s", "20"]
     with (logs / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -62,7 +62,7 @@ def test_a_folder_that_is_no_checkpoint_ends_the_process_with_a_clear_message(
 
 def test_arguments_and_port_are_checked_without_torch() -> None:
     code = (
-        "import sys, webrl.embedded.__main__, webrl.embedded.listener\n"
+        "import sys, webrl.embedded.__main__\n"
         "assert not {'torch', 'transformers', 'ray'} & set(sys.modules), 'heavy import'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=ENV, timeout=60)
@@ -76,17 +76,18 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_process_that_watches_its_parent_ends_with_it() -> None:
+def test_a_server_ends_with_the_process_that_started_it() -> None:
     child = (
-        "import os, sys, time\n"
-        "from webrl.embedded.watch import end_with_parent\n"
-        "end_with_parent(os.getppid())\n"
+        "import time\n"
+        "from webrl.servers.lifeline import end_group_with\n"
+        "end_group_with(starter=True)\n"
         "print('ready', flush=True)\n"
         "time.sleep(300)"
     )
     parent = (
         "import subprocess, sys\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+        "pipe = subprocess.PIPE\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=pipe, stdout=pipe)\n"
         "child.stdout.readline()\n"
         "print(child.pid, flush=True)\n"
         "sys.stdin.readline()"

@@ -5,8 +5,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 from webrl.embedded.kv_cache import DecodeView, PromptKV
-from webrl.embedded.prompt import PreparedPrompt, PromptState, prepared_key
-from webrl.embedded.request import Answer, GenerationRequest
+from webrl.embedded.request import (
+    Answer,
+    GenerationRequest,
+    PreparedPrompt,
+    PromptState,
+    prepared_key,
+)
 from webrl.embedded.scheduler import Scheduler, SchedulerConfig
 from webrl.embedded.wire import SamplingParams
 from webrl.errors import BadRequestError

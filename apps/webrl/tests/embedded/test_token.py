@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from webrl.embedded.config import TOKEN_VARIABLE, EmbeddedServerConfig
-from webrl.embedded.token import token_check
+from webrl.embedded.server import token_check
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.3.0.1"])

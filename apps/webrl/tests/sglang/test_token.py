@@ -13,9 +13,9 @@ import psutil
 import pytest
 from awrl_rollout import GenerateRequest, SGLangClient
 from webrl.cluster.network import NetworkConfig
-from webrl.hidden_text import HiddenText
 from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
 from webrl.servers.server_actor import InferenceServer, ServerSpec
+from webrl.servers.sglang_main import HiddenText
 
 
 class OpenNetwork(NetworkConfig):

@@ -6,11 +6,12 @@ import argparse
 import asyncio
 import logging
 import os
+import socket
 import sys
 from dataclasses import MISSING, fields
 
 from webrl.embedded.config import TOKEN_VARIABLE, EmbeddedServerConfig
-from webrl.embedded.watch import end_with_parent
+from webrl.servers.lifeline import end_group_with
 
 _HELP = {
     "model_path": "local folder of the checkpoint",
@@ -47,7 +48,9 @@ def _parser() -> argparse.ArgumentParser:
                 flag, type=type(field.default), default=field.default, help=help_text
             )
     parser.add_argument(
-        "--watch-parent", action="store_true", help="end when the process that started this ends"
+        "--end-with-stdin",
+        action="store_true",
+        help="end when standard input closes: a pipe whose other end the starter holds",
     )
     parser.add_argument("--log-level", default="info", help="level of the log on standard error")
     return parser
@@ -55,10 +58,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a server until it is told to end; return the exit code."""
-    parent_pid = os.getppid()
     options = vars(_parser().parse_args(arguments))
-    if options.pop("watch_parent"):
-        end_with_parent(parent_pid)
+    if options.pop("end_with_stdin"):
+        end_group_with(starter=True)
     level = str(options.pop("log_level")).upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logger = logging.getLogger("webrl.embedded")
@@ -74,14 +76,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(config: EmbeddedServerConfig, logger: logging.Logger) -> int:
-    # Imported late: a wrong argument and a taken port are told before seconds of imports.
-    from webrl.embedded.listener import open_socket  # noqa: PLC0415
-
     try:
-        listener = open_socket(config.host, config.port)
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listener = socket.create_server((config.host, config.port), family=family, backlog=1024)
     except OSError as error:
-        logger.error("%s", error)
+        place = f"port {config.port} of {config.host}"
+        logger.error("%s must be free, got: %s", place, error.strerror)
         return 2
+    # Imported late: a wrong argument and a taken port are told before seconds of imports.
     from webrl.embedded.server import serve  # noqa: PLC0415
 
     asyncio.run(serve(config, listener))

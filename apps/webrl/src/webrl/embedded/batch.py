@@ -18,8 +18,13 @@ import torch
 
 from webrl.embedded.byte_cache import ByteCache
 from webrl.embedded.kv_cache import RowCache
-from webrl.embedded.prompt import PreparedPrompt, PromptKey, PromptState
-from webrl.embedded.request import FinishReason, GenerationRequest
+from webrl.embedded.request import (
+    FinishReason,
+    GenerationRequest,
+    PreparedPrompt,
+    PromptKey,
+    PromptState,
+)
 from webrl.embedded.runner import Runner
 from webrl.embedded.sampling import draw_tokens
 

@@ -23,7 +23,7 @@ from PIL import Image
 
 from webrl.embedded.config import EmbeddedServerConfig
 from webrl.embedded.kv_cache import DecodeView, PrefillCapture
-from webrl.embedded.prompt import PreparedPrompt, PromptState, prepared_key
+from webrl.embedded.request import PreparedPrompt, PromptState, prepared_key
 from webrl.embedded.vision import VisionEncoder
 from webrl.errors import BadRequestError
 from webrl.policy import PolicyProcessor, load_policy

@@ -6,11 +6,13 @@ Invariants:
   answered before the model is ready (connections wait in the socket's backlog until then).
 * At the end nothing is left: requests in flight are answered with `abort`, the model thread is
   joined, groups end with the process.
+* A server with a token refuses a request without it before its body is read, whatever the route.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import signal
 import socket
@@ -25,7 +27,6 @@ from webrl.embedded.generation_routes import generation_routes
 from webrl.embedded.runner import load_runner
 from webrl.embedded.scheduler import Scheduler, SchedulerConfig
 from webrl.embedded.state import STATE, ServerState
-from webrl.embedded.token import token_check
 from webrl.embedded.weight_routes import weight_routes
 from webrl.errors import BadRequestError, WeightUpdateError
 
@@ -109,3 +110,19 @@ async def serve(config: EmbeddedServerConfig, listener: socket.socket) -> None:
     await runner.cleanup()
     if not state.engine.stop(_STOP_DEADLINE_S):
         logger.warning("the model thread is in a long step; it ends with the process")
+
+
+def token_check(token: str) -> Middleware:
+    """Return what answers 401 to every request without `Authorization: Bearer TOKEN`."""
+    wanted = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, wanted):
+            return web.json_response(
+                {"error": {"message": "the token is wrong or missing"}}, status=401
+            )
+        return await handler(request)
+
+    return check

@@ -27,7 +27,7 @@ from transformers.vision_utils import (
 )
 
 from webrl.embedded.byte_cache import ByteCache
-from webrl.embedded.prompt import PreparedPrompt
+from webrl.embedded.request import PreparedPrompt
 
 __all__ = ["ImageFeatures", "VisionEncoder"]
 

@@ -16,10 +16,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from webrl.embedded.checkpoint_files import read_checkpoint
 from webrl.embedded.state import STATE
 from webrl.embedded.weight_group import parse_specs
-from webrl.embedded.weights import refuse
+from webrl.embedded.weights import read_checkpoint, refuse
 from webrl.embedded.wire import (
     CheckWeightsBody,
     DestroyGroupBody,

@@ -2,13 +2,12 @@
 
 Invariants:
     * a server that ends during its start is noticed at once, with its exit code and log tail;
-    * the process never outlives its owner: the kernel ends it when the owner dies;
+    * the process never outlives its owner, whose pipe is its standard input (see `lifeline`);
     * ``stop`` returns within its deadline, by SIGKILL at the end.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -30,12 +29,6 @@ STOP_GRACE_S = 3.0
 
 LOG_TAIL_LINES = 25
 """Lines of a dead server's log that an error carries."""
-
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def find_free_port(host: str) -> int:
@@ -59,6 +52,7 @@ def embedded_command(model_path: str, host: str, port: int, num_threads: int) ->
         str(port),
         "--num-threads",
         str(num_threads),
+        "--end-with-stdin",
     ]
 
 
@@ -120,9 +114,8 @@ class ServerProcess:
                 list(command),
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 env={**os.environ, **(env or {})},
-                preexec_fn=_die_with_parent,
                 start_new_session=True,
             )
 

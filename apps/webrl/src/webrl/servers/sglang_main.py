@@ -4,40 +4,28 @@ As `--api-key` it could be read by everyone on the machine, and SGLang writes al
 its log. Without a key this is `python -m sglang.launch_server`. With one, SGLang 0.5.16 asks for it
 on every route but `/health` and `/metrics`.
 
-Invariant: whatever ends this process, its group ends with it. SGLang's detokenizer outlives a kill.
+Invariant: whatever ends this process or its starter, its group ends too. SGLang's detokenizer would
+outlive a kill.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 
 from webrl.embedded.config import TOKEN_VARIABLE
-from webrl.hidden_text import HiddenText
-
-__all__ = ["end_group_with_me", "main"]
+from webrl.servers.lifeline import end_group_with
 
 
-def end_group_with_me() -> None:
-    """Leave a small process that kills this one's group when it is gone, however it ended.
+class HiddenText(str):
+    """A secret among settings that SGLang writes into its log with `repr`."""
 
-    Does nothing in a process that leads no group: that group is somebody else's. Call it first: it
-    forks, so there must be no threads and nothing large in memory yet.
-    """
-    if os.getpgrp() != os.getpid():
-        return
-    reading, writing = os.pipe()
-    if os.fork():
-        # The other end stays open, in this process alone, as long as it lives.
-        os.close(reading)
-        return
-    os.close(writing)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.read(reading, 1)
-    os.killpg(0, signal.SIGKILL)
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return stars, however long the text is."""
+        return "'***'"
 
 
 def main(arguments: list[str]) -> None:
@@ -56,5 +44,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    end_group_with_me()
+    end_group_with(starter=True)
     main(sys.argv[1:])
