@@ -1,7 +1,13 @@
 """Feasibility and rank order of a layout, without a cluster."""
 
 import pytest
-from webrl.cluster.placement import RoleSpec, check_feasible, check_fragments, rank_order
+from webrl.cluster.placement import (
+    RoleSpec,
+    check_feasible,
+    check_fragments,
+    check_node_count,
+    rank_order,
+)
 from webrl.cluster.ray_cluster import NodeResources
 from webrl.errors import PreflightError
 
@@ -40,6 +46,12 @@ def test_a_ninth_node_is_needed_for_eight_test_gpus() -> None:
     with pytest.raises(PreflightError, match="needs 72 GPUs"):
         check_feasible(roles, [node(f"n{i}") for i in range(8)])
     check_feasible(roles, [node(f"n{i}") for i in range(9)])
+
+
+def test_a_machine_that_has_not_joined_is_missed_whatever_the_roles_need() -> None:
+    check_node_count(2, [node("a"), node("b"), node("head", gpus=0.0)])
+    with pytest.raises(PreflightError, match=r"cluster.n_nodes must be <= .* \(1\), got 2"):
+        check_node_count(2, [node("a")])
 
 
 def test_shared_devices_are_counted_once() -> None:

@@ -74,14 +74,13 @@ REFUSED = {
     "scheduler.type": "there is one scheduler; published configurations name it",
 }
 """Keys whose every other value is refused, and why they exist."""
-CHECKED = frozenset({"cluster.n_nodes"})
-"""Keys that decide what fits: too small a value is refused."""
 ELSEWHERE = frozenset(
     {
         "actor.group_advantage_norm",
         "actor.step_adv_const_length",
         "checkpoint.keep",
         "checkpoint.save_every",
+        "cluster.n_nodes",
         "env.num_train_seeds",
         "env.slots_per_worker",
         "gconfig.n_samples",
@@ -211,7 +210,7 @@ def _replaced(tasks: str, leaf: str, text: str) -> str:
     return tasks[:start] + ("'miniwob/click-button'" if leaf == "name" else text) + tasks[end:]
 
 
-@pytest.mark.parametrize("key", sorted(set(all_keys()) - REFUSED.keys() - CHECKED - ELSEWHERE))
+@pytest.mark.parametrize("key", sorted(set(all_keys()) - REFUSED.keys() - ELSEWHERE))
 def test_another_value_makes_other_parts(base: tuple[str, ...], key: str) -> None:
     other = changed(base, key)
     assert other is not None, "no other value is allowed"
@@ -223,12 +222,6 @@ def test_a_key_without_a_choice_of_its_own_refuses_every_other_value(
     base: tuple[str, ...], key: str
 ) -> None:
     assert changed(base, key) is None
-
-
-def test_roles_that_do_not_fit_the_nodes_are_refused(base: tuple[str, ...]) -> None:
-    load((*base, "cluster.n_gpus_per_node=3", "cluster.n_nodes=2"))
-    with pytest.raises(ConfigError, match=r"must fit the cluster's 1 GPUs \(1 nodes x 1\)"):
-        load((*base, "cluster.n_gpus_per_node=1", "cluster.n_nodes=1"))
 
 
 def paths_read(tree: ast.AST) -> Iterator[str]:
@@ -281,3 +274,36 @@ def test_sglang_is_started_with_the_limits_of_the_configuration() -> None:
     assert " ".join(words) == (
         "--context-length 16384 --max-running-requests 48 --mem-fraction-static 0.75"
     )
+
+
+ASSEMBLERS = {
+    "launch/component_configs.py",
+    "launch/system.py",
+    "run/run.py",
+    "run/compare.py",
+    "run/weight_updates.py",
+    "evaluation/manager.py",
+    "evaluation/run_evaluation.py",
+    "evaluation/standalone.py",
+}
+"""What puts a run together."""
+
+
+def test_who_works_in_a_run_never_sees_its_configuration() -> None:
+    folders = (
+        "cluster",
+        "servers",
+        "rollout",
+        "training",
+        "evaluation",
+        "records",
+        "launch",
+        "run",
+    )
+    seeing = {
+        f"{folder}/{file.name}"
+        for folder in folders
+        for file in SOURCES.joinpath(folder).rglob("*.py")
+        if "WebRLConfig" in file.read_text(encoding="utf-8")
+    }
+    assert seeing == ASSEMBLERS

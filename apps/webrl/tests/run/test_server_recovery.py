@@ -12,7 +12,6 @@ import pytest
 from awrl_trainer import PublishError, PublishReport, WeightPublisher
 from rich.console import Console
 from webrl.cluster.scheduler import WorkerHandle
-from webrl.config import load_config
 from webrl.errors import RunFailedError
 from webrl.launch.system import System
 from webrl.records.live_view import LiveView
@@ -126,9 +125,8 @@ def recovery_of(
     system.server_urls = ["http://127.0.0.1:9"]
     system.clients = [system.network.client(system.server_urls[0])]
     view = LiveView(Console(file=io.StringIO()), title="t")
-    config = load_config("laptop", ["recover.max_restarts=1"]).config
     publisher = cast("WeightPublisher", weights)
-    return ServerRecovery(config, system, publisher, view, version=3)
+    return ServerRecovery(system, publisher, view, version=3, max_restarts=1)
 
 
 def test_a_server_lost_in_a_publish_is_restarted_once_though_two_look_after_it() -> None:

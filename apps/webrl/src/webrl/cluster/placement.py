@@ -94,6 +94,19 @@ def check_feasible(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) ->
             )
 
 
+def check_node_count(wanted: int, nodes: Sequence[NodeResources]) -> None:
+    """Refuse a cluster of fewer machines than the configuration counts on.
+
+    Raises:
+        PreflightError: Some have not joined.
+    """
+    if len(nodes) < wanted:
+        raise PreflightError(
+            f"cluster.n_nodes must be <= the nodes of the Ray cluster ({len(nodes)}), got {wanted}. "
+            "Let the others join it (RAY_ADDRESS names it), or lower cluster.n_nodes."
+        )
+
+
 def check_fragments(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) -> None:
     """Refuse a layout whose totals fit, but whose bundles do not fit whole into nodes.
 

@@ -1,7 +1,8 @@
 """From the run's configuration to what each component takes.
 
-Every component gets its own config; none of them sees the run's. Published keys are read here and
-nowhere deeper in the system.
+Whoever works in a run (servers, workers, ranks, pixel store, controller, supervisor, recorder) gets a
+config of its own, made here or from single values, and never sees the run's. Besides this module
+only what puts a run together reads published keys: `launch`, `Run`, and the evaluation of a run.
 """
 
 from __future__ import annotations

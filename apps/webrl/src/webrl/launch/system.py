@@ -21,6 +21,8 @@ from awrl_pixelstore import PixelStoreClient, get_or_create_pixel_store
 from awrl_rollout import SGLangClient
 
 from webrl.cluster.network import NetworkConfig, network_of
+from webrl.cluster.placement import check_node_count
+from webrl.cluster.ray_cluster import cluster_nodes
 from webrl.cluster.scheduler import (
     ProcessOptions,
     RayScheduler,
@@ -193,12 +195,13 @@ async def launch(
         The started system.
 
     Raises:
-        PreflightError: The roles do not fit.
+        PreflightError: A machine is missing, or the roles do not fit.
         ServerStartError: A server did not start.
         EngineCallError: A worker did not start.
     """
     deadline_s = config.scheduler.startup_timeout_s
     processor = PolicyProcessor.from_pretrained(policy_path)
+    check_node_count(config.cluster.n_nodes, cluster_nodes())
     async with AsyncExitStack() as stack:
         num_cpus = ray.cluster_resources().get("CPU", 1.0)
         scheduler = RayScheduler(component_configs.role_specs(config, num_cpus), log_dir)

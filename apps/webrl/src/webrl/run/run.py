@@ -127,7 +127,10 @@ class Run:
             weights = await connect_weights(
                 config, self._folders, system, stack, version=progress.version, run_id=self._run_id
             )
-            recovery = ServerRecovery(config, system, weights, self._view, version=progress.version)
+            limit, version = config.recover.max_restarts, progress.version
+            recovery = ServerRecovery(
+                system, weights, self._view, version=version, max_restarts=limit
+            )
             group_filter = GroupFilter(stream, recorder.note_group)
             supervisor, rollouts = await self._start_rollouts(
                 system, stack, recovery, stream, group_filter, version=progress.version
@@ -262,7 +265,9 @@ class Run:
             )
             target = CallbackTarget(url=callbacks.url, token=callbacks.token)
         plan = WorkerPlan(spec=spec, target=target)
-        supervisor = Supervisor(config, system, plan, recovery, self._view)
+        supervisor = Supervisor(
+            system, plan, recovery, self._view, max_restarts=config.recover.max_restarts
+        )
         await supervisor.start_workers()
         stack.push_async_callback(_stop_workers, supervisor)
         return supervisor

@@ -29,7 +29,6 @@ from awrl_trainer import PublishError, PublishReport, WeightPublisher
 
 from webrl.cluster.scheduler import Params, WorkerHandle, call_worker
 from webrl.cluster.unwrapped_group import task_scope
-from webrl.config import WebRLConfig
 from webrl.errors import EngineCallError, RunFailedError
 from webrl.launch.system import System, death_of
 from webrl.records.live_view import LiveView
@@ -53,23 +52,23 @@ class ServerRecovery:
 
     def __init__(
         self,
-        config: WebRLConfig,
         system: System,
         weights: WeightPublisher,
         view: LiveView,
         *,
         version: int,
+        max_restarts: int,
     ) -> None:
         """Watch over the started servers; nothing is owned.
 
         Args:
-            config: The run's.
             system: The started roles; its servers, addresses and clients are kept up to date.
             weights: Publishes to them.
             view: Hears of restarts.
             version: What the servers hold now.
+            max_restarts: Of one server.
         """
-        self._config = config
+        self._max_restarts = max_restarts
         self._system = system
         self._weights = weights
         self._view = view
@@ -181,7 +180,7 @@ class ServerRecovery:
         return {index: reason for index, reason in reasons.items() if reason is not None}
 
     async def _restart(self, index: int, reason: str) -> None:
-        limit, name = self._config.recover.max_restarts, self._system.servers[index].name
+        limit, name = self._max_restarts, self._system.servers[index].name
         logger.warning("server %s is lost: %s", name, reason)
         if self._num_restarts[index] >= limit:
             raise RunFailedError(

@@ -19,8 +19,8 @@ from awrl_rollout import RolloutController, Worker
 
 from webrl.cluster.scheduler import WorkerHandle, async_call_engine
 from webrl.cluster.unwrapped_group import task_scope
-from webrl.config import WebRLConfig
 from webrl.errors import RunFailedError
+from webrl.launch import component_configs
 from webrl.launch.system import System
 from webrl.records.live_view import LiveView
 from webrl.rollout.batch_source import RayWorker
@@ -51,26 +51,27 @@ class Supervisor:
 
     def __init__(
         self,
-        config: WebRLConfig,
         system: System,
         plan: WorkerPlan,
         recovery: ServerRecovery,
         view: LiveView,
+        *,
+        max_restarts: int,
     ) -> None:
         """Prepare; nothing starts yet.
 
         Args:
-            config: The run's.
             system: The started roles.
             plan: What workers are made of.
             recovery: Restarts servers.
             view: Shows restarts.
+            max_restarts: Of one worker.
         """
         self._recovery = recovery
-        self._config = config
         self._system = system
         self._plan = plan
         self._view = view
+        self._max_restarts = max_restarts
         self._lost: asyncio.Queue[str] = asyncio.Queue()
         self._num_restarts: Counter[str] = Counter()
         self._pressure: Pressure | None = None
@@ -94,7 +95,7 @@ class Supervisor:
         Raises:
             EngineCallError: One did not start; the message holds its error.
         """
-        ranks = range(self._config.env.num_workers)
+        ranks = range(self._system.scheduler.num_workers(component_configs.WORKER))
         await self._start([self._create(rank) for rank in ranks])
         return self.handles
 
@@ -155,7 +156,7 @@ class Supervisor:
         self._recovery.workers = self.handles
 
     async def _replace(self, name: str) -> None:
-        limit = self._config.recover.max_restarts
+        limit = self._max_restarts
         if self._num_restarts[name] >= limit:
             raise RunFailedError(
                 f"rollout worker {name!r} died, and recover.max_restarts = {limit} restarts are "
