@@ -172,10 +172,10 @@ def _new_versions(meta: _MetaInfo, num_new: int, initial_version: int) -> list[i
     labels = meta.output_token_weight_versions
     if labels is None:
         return [_version(meta.weight_version, initial_version)] * num_new
-    if len(labels) < len(meta.output_token_logprobs):
+    if len(labels) < num_new:
         raise ServerUnavailableError(
-            f"each of {len(meta.output_token_logprobs)} tokens must have a version, got "
-            f"{len(labels)}. The server loses track of its tokens."
+            f"each of {num_new} tokens must have a version, got {len(labels)}. "
+            "The server loses track of its tokens."
         )
     return [_version(label, initial_version) for label in labels[-num_new:]]
 
