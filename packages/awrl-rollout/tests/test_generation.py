@@ -14,14 +14,10 @@ from awrl_rollout import (
     ServerRefusedError,
     ServerUnavailableError,
 )
-from awrl_rollout.testing import (
-    Cut,
-    FailedAttempt,
-    ScriptedClient,
-    settle,
-)
+from awrl_rollout.testing import settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rollout_doubles import Cut, FailedAttempt, ScriptedClient
 
 T = TypeVar("T")
 

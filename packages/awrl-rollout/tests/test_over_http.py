@@ -23,8 +23,9 @@ from awrl_rollout import (
     WorkflowExecutor,
 )
 from awrl_rollout.concurrency import Signal
-from awrl_rollout.testing import ScriptedClient, endless_groups, settle
+from awrl_rollout.testing import endless_groups, settle
 from awrl_staleness import StalenessConfig, StalenessManager
+from rollout_doubles import ScriptedClient
 
 
 class HeldServer:

@@ -11,7 +11,7 @@ from awrl_rollout import (
     StickyRouter,
     VirtualClock,
 )
-from awrl_rollout.testing import Cut, FailedAttempt, ScriptedClient
+from rollout_doubles import Cut, FailedAttempt, ScriptedClient
 
 KEYS = [f"{group}/{member}" for group in range(100) for member in range(4)]
 

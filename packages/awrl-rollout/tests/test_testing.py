@@ -15,7 +15,8 @@ from awrl_rollout import (
     VirtualClock,
     WorkflowExecutor,
 )
-from awrl_rollout.testing import ScriptedClient, lognormal_durations, make_group
+from awrl_rollout.testing import lognormal_durations, make_group
+from rollout_doubles import ScriptedClient
 
 STEPS_S = [2.0, 3.0]
 
