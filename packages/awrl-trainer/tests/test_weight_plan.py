@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from awrl_trainer import PublishError, tensor_checksum
+from awrl_trainer import Bucket, PublishError, WeightSender, tensor_checksum
 from awrl_trainer.weights.plan import plan_publish
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +51,27 @@ def test_unflattening_gives_back_what_was_flattened(
         seen |= bucket.unflatten(flat)
     assert list(seen) == list(weights)
     assert all(torch.equal(seen[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("is_overlapped", "gathered"), [(True, [[0, 1], [2], []]), (False, [[0], [1], [2]])]
+)
+def test_the_next_bucket_is_gathered_during_a_broadcast_where_that_is_wanted(
+    is_overlapped: bool, gathered: list[list[int]]
+) -> None:
+    class Gathering(WeightSender):
+        def gather(self, bucket: Bucket) -> torch.Tensor:
+            seen.append(bucket.index)
+            return super().gather(bucket)
+
+    seen: list[int] = []
+    weights = [(name, torch.zeros(4)) for name in "abc"]
+    # Any rank but the first: it gathers alike, and is in no group.
+    sender = Gathering(weights, is_source=False, bucket_bytes=8, is_overlapped=is_overlapped)
+    for index, expected in enumerate(gathered):
+        seen.clear()
+        sender.broadcast_bucket(index)
+        assert seen == expected
 
 
 def test_checksums_tell_bytes_dtypes_and_shapes_apart() -> None:
