@@ -11,14 +11,7 @@ from webrl.config.load import (
     resolve_run_dir,
     to_toml,
 )
-from webrl.config.published import (
-    PROXIMAL_CHOICES,
-    PUBLISHED_KEYS,
-    SERVER_CHOICES,
-    ProximalChoice,
-    PublishedKey,
-    ServerChoice,
-)
+from webrl.config.published import PROXIMAL_CHOICES, PUBLISHED_KEYS, PublishedKey
 from webrl.config.reference import field_docs, reference_page
 from webrl.config.rules import Count, NonNegative, Positive, Section
 from webrl.config.run import WebRLConfig, check_dataset_size
@@ -29,17 +22,14 @@ from webrl.config.summary import config_warnings, describe_plan
 __all__ = [
     "PROXIMAL_CHOICES",
     "PUBLISHED_KEYS",
-    "SERVER_CHOICES",
     "Count",
     "JudgeSection",
     "LoadedConfig",
     "NonNegative",
     "OverrideText",
     "Positive",
-    "ProximalChoice",
     "PublishedKey",
     "Section",
-    "ServerChoice",
     "TaskSection",
     "WebRLConfig",
     "all_keys",

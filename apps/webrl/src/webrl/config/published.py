@@ -7,15 +7,13 @@ of the published system know onto the library argument that it decides. `PROXIMA
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from webrl.config.sections import ActorSection
 from webrl.errors import Problem
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PublishedKey:
+class PublishedKey(NamedTuple):
     """One key of the published configuration."""
 
     key: str
@@ -26,75 +24,74 @@ class PublishedKey:
     """What that package calls it."""
 
 
-def _key(key: str, owner: str, name: str) -> PublishedKey:
-    return PublishedKey(key=key, owner=owner, name=name)
-
-
 PUBLISHED_KEYS: tuple[PublishedKey, ...] = (
-    _key("scheduler.type", "webrl", "RayScheduler"),
-    _key("allocation_mode", "webrl", "setup_mixed_layout"),
-    _key("cluster.n_inference_servers", "webrl", "servers of the role rollout, or SyncPool"),
-    _key("rollout.max_head_offpolicyness", "awrl_staleness", "StalenessConfig.max_off_policyness"),
-    _key("rollout.max_concurrent_rollouts", "awrl_staleness", "StalenessConfig.max_concurrent"),
-    _key("rollout.consumer_batch_size", "awrl_staleness", "StalenessConfig.consumer_batch_size"),
-    _key("test_rollout.enabled", "webrl", "TestRolloutManager"),
-    _key("test_rollout.n_gpus", "webrl", "servers of the role test-rollout"),
-    _key(
+    PublishedKey("scheduler.type", "webrl", "RayScheduler"),
+    PublishedKey("allocation_mode", "webrl", "setup_mixed_layout"),
+    PublishedKey(
+        "cluster.n_inference_servers", "webrl", "servers of the role rollout, or SyncPool"
+    ),
+    PublishedKey(
+        "rollout.max_head_offpolicyness", "awrl_staleness", "StalenessConfig.max_off_policyness"
+    ),
+    PublishedKey(
+        "rollout.max_concurrent_rollouts", "awrl_staleness", "StalenessConfig.max_concurrent"
+    ),
+    PublishedKey(
+        "rollout.consumer_batch_size", "awrl_staleness", "StalenessConfig.consumer_batch_size"
+    ),
+    PublishedKey("test_rollout.enabled", "webrl", "EvaluationManager"),
+    PublishedKey("test_rollout.n_gpus", "webrl", "servers of the role test-rollout"),
+    PublishedKey(
         "weight_update_mode", "webrl", "WeightPublisher: broadcast, or a snapshot that servers load"
     ),
-    _key("actor.recompute_logprob", "awrl_trainer", "LossConfig.proximal_method"),
-    _key("actor.use_decoupled_loss", "awrl_trainer", "LossConfig.use_decoupled_loss"),
-    _key("actor.prox_logp_method", "awrl_trainer", "LossConfig.proximal_method"),
-    _key("actor.behav_imp_weight_cap", "awrl_trainer", "LossConfig.behav_imp_weight_cap"),
+    PublishedKey("actor.recompute_logprob", "awrl_trainer", "LossConfig.proximal_method"),
+    PublishedKey("actor.use_decoupled_loss", "awrl_trainer", "LossConfig.use_decoupled_loss"),
+    PublishedKey("actor.prox_logp_method", "awrl_trainer", "LossConfig.proximal_method"),
+    PublishedKey("actor.behav_imp_weight_cap", "awrl_trainer", "LossConfig.behav_imp_weight_cap"),
 )
 """Every published key and the library argument that it decides."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProximalChoice:
-    """One valid combination of the three keys that say where the proximal policy comes from."""
+class ProximalChoice(NamedTuple):
+    """One valid combination of the three `actor` keys that say where the proximal policy comes from."""
 
     use_decoupled_loss: bool
-    """Value of `actor.use_decoupled_loss`."""
     recompute_logprob: bool
-    """Value of `actor.recompute_logprob`."""
     prox_logp_method: Literal["recompute", "loglinear", "metrics"]
-    """Value of `actor.prox_logp_method`."""
     meaning: str
     """What the run then does."""
 
 
 PROXIMAL_CHOICES: tuple[ProximalChoice, ...] = (
     ProximalChoice(
-        use_decoupled_loss=True,
-        recompute_logprob=True,
-        prox_logp_method="recompute",
-        meaning="decoupled loss; proximal log-probs from a forward pass at step start",
+        True,
+        True,
+        "recompute",
+        "decoupled loss; proximal log-probs from a forward pass at step start",
     ),
     ProximalChoice(
-        use_decoupled_loss=True,
-        recompute_logprob=True,
-        prox_logp_method="metrics",
-        meaning="as recompute, and the error of the log-linear approximation is reported",
+        True,
+        True,
+        "metrics",
+        "as recompute, and the error of the log-linear approximation is reported",
     ),
     ProximalChoice(
-        use_decoupled_loss=True,
-        recompute_logprob=False,
-        prox_logp_method="loglinear",
-        meaning="decoupled loss; proximal log-probs approximated without a forward pass",
+        True,
+        False,
+        "loglinear",
+        "decoupled loss; proximal log-probs approximated without a forward pass",
     ),
     ProximalChoice(
-        use_decoupled_loss=False,
-        recompute_logprob=False,
-        prox_logp_method="recompute",
-        meaning="plain (coupled) PPO on behavior log-probs; no proximal policy",
+        False,
+        False,
+        "recompute",
+        "plain (coupled) PPO on behavior log-probs; no proximal policy",
     ),
 )
 """The valid combinations; the last one leaves `prox_logp_method` at its default, unused."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerChoice:
+class ServerChoice(NamedTuple):
     """One valid combination of `cluster.n_inference_servers` and the operator between roles."""
 
     is_synchronous: bool
@@ -107,19 +104,11 @@ class ServerChoice:
 
 SERVER_CHOICES: tuple[ServerChoice, ...] = (
     ServerChoice(
-        is_synchronous=True,
-        operator="|",
-        meaning="synchronous: generate a batch, train on it, repeat, on shared devices",
+        True, "|", "synchronous: generate a batch, train on it, repeat, on shared devices"
     ),
+    ServerChoice(False, "+", "asynchronous: servers and trainer on devices of their own"),
     ServerChoice(
-        is_synchronous=False,
-        operator="+",
-        meaning="asynchronous: servers and trainer on devices of their own",
-    ),
-    ServerChoice(
-        is_synchronous=False,
-        operator="|",
-        meaning="asynchronous on shared devices, weights published over gloo (development)",
+        False, "|", "asynchronous on shared devices, weights published over gloo (development)"
     ),
 )
 """The valid combinations; a positive number of servers must equal the rollout's `d`."""
@@ -129,10 +118,7 @@ def proximal_problems(actor: ActorSection) -> list[Problem]:
     """Return what is contradictory among the loss keys of `actor`; keys are relative to it."""
     problems: list[Problem] = []
     chosen = (actor.use_decoupled_loss, actor.recompute_logprob, actor.prox_logp_method)
-    valid = [
-        (row.use_decoupled_loss, row.recompute_logprob, row.prox_logp_method)
-        for row in PROXIMAL_CHOICES
-    ]
+    valid = [row[:3] for row in PROXIMAL_CHOICES]
     if chosen not in valid:
         shown = f"{str(chosen[0]).lower()}, {str(chosen[1]).lower()}, {chosen[2]!r}"
         rows = "; ".join(f"{str(d).lower()}, {str(r).lower()}, {m!r}" for d, r, m in valid)

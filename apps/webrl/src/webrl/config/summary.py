@@ -75,14 +75,10 @@ def _mode_lines(config: WebRLConfig) -> list[str]:
     server = next(
         row.meaning
         for row in SERVER_CHOICES
-        if row.is_synchronous == config.is_synchronous and (row.operator == "|") == is_shared
+        if row[:2] == (config.is_synchronous, "|" if is_shared else "+")
     )
-    loss = next(
-        row.meaning
-        for row in PROXIMAL_CHOICES
-        if (row.use_decoupled_loss, row.recompute_logprob, row.prox_logp_method)
-        == (actor.use_decoupled_loss, actor.recompute_logprob, actor.prox_logp_method)
-    )
+    chosen = (actor.use_decoupled_loss, actor.recompute_logprob, actor.prox_logp_method)
+    loss = next(row.meaning for row in PROXIMAL_CHOICES if row[:3] == chosen)
     publish = (
         f"xccl, broadcast over {config.update_backend}"
         if config.weight_update_mode == "xccl"
