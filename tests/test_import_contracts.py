@@ -82,7 +82,7 @@ def test_what_a_package_declares_is_used(package: Package) -> None:
 def test_nobody_reaches_into_another_package_below_its_root(find: Find, root: Path) -> None:
     modules = {*GRANTED, "webrl"}
     breaches: list[str] = []
-    for file in find("packages/**/*.py", "apps/**/*.py", "benchmarks/**/*.py"):
+    for file in find("packages/**/*.py", "apps/**/*.py", "benchmarks/**/*.py", "examples/*.py"):
         parts = file.relative_to(root).parts
         own = parts[1].replace("-", "_") if parts[0] in ("packages", "apps") else ""
         breaches += [

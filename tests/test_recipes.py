@@ -24,6 +24,7 @@ TOP_LEVEL = {
     "apps",
     "benchmarks",
     "docs",
+    "examples",
     "packages",
     "pyproject.toml",
     "tests",

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from conftest import Find
 
-CODE = ("packages/**/*.py", "apps/**/*.py", "benchmarks/**/*.py", "tests/**/*.py")
+CODE = (
+    "packages/**/*.py",
+    "apps/**/*.py",
+    "benchmarks/**/*.py",
+    "examples/*.py",
+    "tests/**/*.py",
+)
 PROSE = ("*.md", "docs/**/*.md", "packages/**/*.md", "apps/**/*.md", "benchmarks/**/*.md")
 OTHER = ("**/*.toml", "Makefile", ".ci/*", ".github/**/*", ".pre-commit-config.yaml")
 
