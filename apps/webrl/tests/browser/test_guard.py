@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import aiohttp
 import pytest
 from aiohttp import web
-from webrl.browser.addresses import refusal
 from webrl.browser.guard import GuardProxy, is_public
+from webrl.browser.perform import refusal
 from webrl.tasks import TaskServer
 
 

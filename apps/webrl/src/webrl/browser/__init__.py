@@ -3,9 +3,8 @@
 from webrl.browser.chromium import find_chromium
 from webrl.browser.config import BrowserConfig, Deadlines
 from webrl.browser.outcome import EndReason, Event, EventKind, Mark, Observation, StepOutcome
-from webrl.browser.pool import BrowserPool
+from webrl.browser.pool import BrowserPool, PoolStatistics
 from webrl.browser.session import BrowserSession
-from webrl.browser.statistics import PoolStatistics
 
 __all__ = [
     "BrowserConfig",

@@ -149,10 +149,10 @@ class LiveContext:
             await asyncio.sleep(_ADOPTION_PAUSE_S)
         else:
             for target in self._unknown(root):
-                root.intake.note("popup", "closed: it never loaded")
+                root.events.note("popup", "closed: it never loaded")
                 await self.browser.close_target(target, self._config.deadlines.close_s)
         while len(self._stack) > 1 and not self._stack[-1].is_usable:
-            root.intake.adopt(self._stack.pop().intake.take())
+            root.events.adopt(self._stack.pop().events.take())
         if not self._stack:
             raise BrowserFault("page_crashed", "every page of the episode is closed")
         return self._stack[-1]
@@ -208,11 +208,11 @@ class LiveContext:
         num_open = sum(known.is_usable for known in self._stack) + self._num_joining
         if self._is_shared or num_open >= self._config.max_pages_per_context:
             for known in self._stack[:1]:
-                known.intake.note("popup", "closed: too many pages are open")
+                known.events.note("popup", "closed: too many pages are open")
             await live.aclose()
             return
         live.viewport = self._viewport
-        live.intake.note("popup", f"a new page opened: {live.page.url}")
+        live.events.note("popup", f"a new page opened: {live.page.url}")
         self._num_joining += 1
         try:
             await live.attach()
@@ -220,4 +220,4 @@ class LiveContext:
         finally:
             self._num_joining -= 1
             if live not in self._stack and self._stack:
-                self._stack[0].intake.adopt(live.intake.take())
+                self._stack[0].events.adopt(live.events.take())

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from playwright.async_api import Page
+from playwright.async_api import Dialog, Download, FileChooser, Page
 
 from webrl.browser.calls import Calls, quietly
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import Parameters
-from webrl.browser.intake import PageIntake
 from webrl.browser.live_browser import LiveBrowser
+from webrl.browser.outcome import Event, EventKind
 from webrl.errors import BrowserFault
 from webrl.tasks import Viewport
 
@@ -67,7 +67,7 @@ class LivePage:
         self._browser = browser
         self._calls = calls
         self._config = config
-        self.intake = PageIntake(page, calls, tasks, config, self.aclose)
+        self.events = PageEvents(page, calls, tasks, config, self.aclose)
 
     async def attach(self) -> None:
         """Open the DevTools session of the page.
@@ -95,7 +95,7 @@ class LivePage:
     @property
     def is_usable(self) -> bool:
         """Return whether calls can be made."""
-        return self.intake.fault is None and self._browser.is_alive
+        return self.events.fault is None and self._browser.is_alive
 
     async def send(self, calls: Sequence[tuple[str, Parameters]], deadline_s: float) -> None:
         """Send input in one go and wait until the page has it.
@@ -164,7 +164,7 @@ class LivePage:
             BrowserFault: the page can not be opened.
         """
         deadline_s = self._config.deadlines.navigate_s
-        self.intake.check()
+        self.events.check()
         self.loaded_url = None
         what = f"opening {url[:_SHOWN_LENGTH]}"
         wait_until = "load" if wait_until_load else "domcontentloaded"
@@ -179,7 +179,7 @@ class LivePage:
         if self.page.url == "about:blank" != url:
             raise BrowserFault("navigation_error", f"{what}: the page stayed blank")
         self.loaded_url = url
-        self.intake.has_document = True
+        self.events.has_document = True
         return None if response is None else response.status
 
     async def _explain(self, fault: BrowserFault) -> BrowserFault:
@@ -223,13 +223,13 @@ class LivePage:
         Raises:
             BrowserFault: the page did not answer.
         """
-        self.intake.note("navigation_error", "the page did not load in time")
+        self.events.note("navigation_error", "the page did not load in time")
         await self._call([("Page.stopLoading", {})], self._config.deadlines.evaluate_s)
 
     async def aclose(self) -> None:
         """Close the page; one that does not close is left to its context's end."""
-        self.intake.is_closing = True
-        self.intake.give_up(BrowserFault("page_crashed", "the page was closed"))
+        self.events.is_closing = True
+        self.events.give_up(BrowserFault("page_crashed", "the page was closed"))
         await quietly(
             self._calls.run(self.page.close(), self._config.deadlines.close_s, "page close"),
             "page",
@@ -238,7 +238,7 @@ class LivePage:
     def _fail(self) -> None:
         """Give the page up after a crash and release whoever waits for it."""
         fault = BrowserFault("page_crashed", "the page's process ended")
-        self.intake.give_up(fault)
+        self.events.give_up(fault)
         self._browser.devtools.fail(self._session, fault)
 
     async def _read(
@@ -257,11 +257,105 @@ class LivePage:
     async def _call(
         self, calls: Sequence[tuple[str, Parameters]], deadline_s: float
     ) -> list[dict[str, Any]]:
-        self.intake.check()
+        self.events.check()
         try:
             return await self._browser.devtools.call_all(
                 self._session, calls, deadline_s=deadline_s
             )
         except BrowserFault:
-            self.intake.check()  # a crash or a storm explains more than the call that met it
+            self.events.check()  # a crash or a storm explains more than the call that met it
             raise
+
+
+class PageEvents:
+    """What happens to one page without being asked for, from the moment it is made.
+
+    Every dialog is answered at once: an open one would block each later call. Events are collected
+    until someone takes them, each once. The first fault of a page stays its fault.
+    """
+
+    def __init__(
+        self,
+        page: Page,
+        calls: Calls,
+        tasks: asyncio.TaskGroup,
+        config: BrowserConfig,
+        close: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Listen to `page`; `close` closes it when it is given up."""
+        self.fault: BrowserFault | None = None
+        self.is_closing = False
+        self.has_document = False
+        self._page = page
+        self._calls = calls
+        self._tasks = tasks
+        self._config = config
+        self._close = close
+        self._events: list[Event] = []
+        self._num_dialogs = 0
+        page.on("dialog", self._on_dialog)
+        page.on("crash", self._on_crash)
+        page.on("close", self._on_close)
+        page.on("download", self._on_download)
+        page.on("filechooser", self._on_file_chooser)
+
+    def take(self) -> tuple[Event, ...]:
+        """Return what happened since the last time, and start a new count of dialogs."""
+        events, self._events = tuple(self._events), []
+        self._num_dialogs = 0
+        return events
+
+    def note(self, kind: EventKind, detail: str) -> None:
+        """Record an event."""
+        self._events.append(Event(kind, detail[:_SHOWN_LENGTH]))
+
+    def adopt(self, events: tuple[Event, ...]) -> None:
+        """Take over what happened in a page that is gone."""
+        self._events.extend(events)
+
+    def give_up(self, fault: BrowserFault) -> None:
+        """Refuse every further call with `fault`; the first fault stays."""
+        if self.fault is None:
+            self.fault = fault
+
+    def check(self) -> None:
+        """Check that the page can be used.
+
+        Raises:
+            BrowserFault: it was given up.
+        """
+        if self.fault is not None:
+            raise BrowserFault(self.fault.kind, self.fault.detail) from self.fault
+
+    def _on_dialog(self, dialog: Dialog) -> None:
+        self._num_dialogs += 1
+        if self._num_dialogs <= self._config.max_dialogs_per_step:
+            self.note("dialog", f"{dialog.type} {dialog.message!r} accepted")
+        elif self.fault is None:
+            self.give_up(BrowserFault("dialog_storm", f"more than {self._num_dialogs - 1} dialogs"))
+            self._tasks.create_task(quietly(self._close(), "page"))
+            return
+        answer = dialog.accept(dialog.default_value) if dialog.type == "prompt" else dialog.accept()
+        self._tasks.create_task(self._finish(answer, "dialog"))
+
+    async def _finish(self, call: Awaitable[object], what: str) -> None:
+        await quietly(self._calls.run(call, self._config.deadlines.dialog_s, what), what)
+
+    def _on_crash(self, _: Page) -> None:
+        self.note("page_crashed", "the page's process ended")
+        self.give_up(BrowserFault("page_crashed", "the page's process ended"))
+
+    def _on_close(self, _: Page) -> None:
+        if not self.is_closing:
+            self.note("page_closed", "the page closed itself")
+        self.give_up(BrowserFault("page_crashed", "the page is closed"))
+
+    def _on_download(self, download: Download) -> None:
+        self.note("download", f"refused {download.suggested_filename!r}")
+        self._tasks.create_task(self._finish(download.cancel(), "download"))
+        if self._page.url == "about:blank" and not self.has_document:
+            self.give_up(BrowserFault("page_crashed", "the tab was opened for a download alone"))
+            self._tasks.create_task(quietly(self._close(), "page"))
+
+    def _on_file_chooser(self, _: FileChooser) -> None:
+        self.note("file_chooser", "a file chooser opened; there are no files to choose")

@@ -10,19 +10,55 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from webrl.browser.arrival import check_arrival
+from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
+from webrl.browser.first_screenshots import FirstScreenshots
 from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.page import LivePage
-from webrl.browser.walls import check_arrival
+from webrl.browser.perform import Performer
+from webrl.browser.recovery import RecoveryLevel
 from webrl.tasks import Task
 
-if TYPE_CHECKING:
-    from webrl.browser.session import Pool
+
+class Pool(Protocol):
+    """What pages and sessions need of their pool."""
+
+    @property
+    def config(self) -> BrowserConfig:
+        """Return the configuration of all sessions."""
+        ...
+
+    @property
+    def performer(self) -> Performer:
+        """Return what turns actions into input."""
+        ...
+
+    async def browser(self) -> LiveBrowser:
+        """Return a living browser, started when there is none."""
+        ...
+
+    async def context(self, browser: LiveBrowser, task: Task) -> LiveContext:
+        """Return a new context for episodes of `task`."""
+        ...
+
+    @property
+    def frames(self) -> FirstScreenshots | None:
+        """Return the shared first screenshots, when they are shared."""
+        ...
+
+    async def replace(self, level: RecoveryLevel, browser: LiveBrowser | None) -> bool:
+        """Replace browser or driver when it is at fault; return whether it was."""
+        ...
+
+    def address(self, task: Task) -> str:
+        """Return the absolute address of a task's page."""
+        ...
 
 
-class PageShelf:
+class PageCache:
     """Contexts and pages of one session."""
 
     def __init__(self, pool: Pool, number: int) -> None:
@@ -62,7 +98,7 @@ class PageShelf:
         """Open the task's page.
 
         Raises:
-            BrowserFault: the site is down, or shows a wall.
+            BrowserFault: the site is down, or takes the browser for a robot's.
         """
         page.stays_on = self._pool.address(task)[: -len(task.url)] if task.is_local else None
         status = await page.goto(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
 
 from webrl.actions import (
     Action,
@@ -26,7 +27,6 @@ from webrl.actions import (
     Wait,
     to_pixels,
 )
-from webrl.browser.addresses import refusal
 from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import Parameters
@@ -58,7 +58,7 @@ class Performer:
             BrowserFault: the page or its browser failed.
         """
         if isinstance(action, Navigate) and (reason := self._refusal(page, action.url)):
-            page.intake.note("refused", reason)
+            page.events.note("refused", reason)
         elif isinstance(action, Wait):
             await self._sleep(self._config.wait_s)
         elif isinstance(action, TypeText | Press):
@@ -67,7 +67,7 @@ class Performer:
             await self._navigate(page, action.url)
         elif isinstance(action, GoBack):
             if not await self.go_back(page):
-                page.intake.note("no_effect", "there is no page to go back to")
+                page.events.note("no_effect", "there is no page to go back to")
         else:
             await page.send(_pointer_calls(page, action), self._config.deadlines.input_s)
 
@@ -89,7 +89,7 @@ class Performer:
         except BrowserFault as fault:
             if "Unknown key" not in fault.detail:
                 raise
-            page.intake.note("no_effect", f"there is no key {getattr(action, 'key', '')!r}")
+            page.events.note("no_effect", f"there is no key {getattr(action, 'key', '')!r}")
 
     async def go_back(self, page: LivePage) -> bool:
         """Go back one page in the history; return whether there was one.
@@ -122,7 +122,7 @@ def _note_navigation(page: LivePage, fault: BrowserFault) -> None:
     """
     if fault.kind not in ("navigation_error", "page_error", "timeout"):
         raise fault
-    page.intake.note("navigation_error", fault.detail)
+    page.events.note("navigation_error", fault.detail)
 
 
 def _pointer_calls(page: LivePage, action: Action) -> list[_MouseCall]:
@@ -160,3 +160,29 @@ def _drag_calls(start: tuple[float, float], end: tuple[float, float]) -> list[_M
 def _mouse(kind: str, x: float, y: float, count: int = 0) -> _MouseCall:
     button = "left" if count else "none"
     return MOUSE_EVENT, {"type": kind, "x": x, "y": y, "button": button, "clickCount": count}
+
+
+ALLOWED_SCHEMES = frozenset({"http", "https"})
+"""What `navigate` may open. `about:blank` is of no use to a policy."""
+
+
+def refusal(url: str) -> str | None:
+    """Return why `url` may not be opened, or `None` when it may.
+
+    Args:
+        url: What a policy asked for.
+    """
+    if any(ord(character) < 32 for character in url):
+        return "an address must hold no control characters"
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError as error:
+        return f"an address must be well formed: {error}"
+    if parts.scheme.lower() not in ALLOWED_SCHEMES:
+        return f"an address must start with http:// or https://, got {parts.scheme or 'neither'}"
+    if not parts.hostname:
+        return "an address must name a host"
+    if parts.username is not None or parts.password is not None:
+        return "an address must hold no user name or password"
+    return None if port is None or port > 0 else "a port must be > 0"

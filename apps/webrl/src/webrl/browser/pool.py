@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING
 from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
-from webrl.browser.frames import FirstFrames
+from webrl.browser.first_screenshots import FirstScreenshots
 from webrl.browser.guard import GuardProxy
-from webrl.browser.ladder import Rung
 from webrl.browser.live_browser import Driver, LiveBrowser
 from webrl.browser.perform import Performer
 from webrl.browser.processes import proportional_bytes, sweep_leftovers
+from webrl.browser.recovery import RecoveryLevel
 from webrl.browser.session import BrowserSession
-from webrl.browser.statistics import PoolStatistics
 from webrl.errors import BrowserFault, RunFailedError
 from webrl.tasks import Task, TaskServer
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from playwright.async_api import ProxySettings
+import msgspec
 
 _LOGGER = logging.getLogger(__name__)
 _NUM_SHARED_FRAMES = 256
@@ -71,7 +71,7 @@ class BrowserPool:
         self._clock = clock
         self._guard = GuardProxy() if guard is None else guard
         self.frames = (
-            FirstFrames(_NUM_SHARED_FRAMES) if self.config.share_first_screenshot else None
+            FirstScreenshots(_NUM_SHARED_FRAMES) if self.config.share_first_screenshot else None
         )
         self._stack = AsyncExitStack()
         self._free = list(range(self.config.num_slots))
@@ -186,12 +186,12 @@ class BrowserPool:
         own = self._server.base_url.removeprefix("http://")
         return {"server": self._guard.url, "bypass": f"<-loopback>,{own}"}
 
-    async def replace(self, rung: Rung, browser: LiveBrowser | None) -> bool:
+    async def replace(self, level: RecoveryLevel, browser: LiveBrowser | None) -> bool:
         """Replace browser or driver when it is at fault; return whether it is worth a try.
 
         A browser that answers is not at fault: other sessions work in it.
         """
-        if rung is Rung.DRIVER and browser is not None and not browser.is_alive:
+        if level is RecoveryLevel.DRIVER and browser is not None and not browser.is_alive:
             browser.driver.is_suspect = True
         if browser is None or not browser.is_alive:
             return True
@@ -199,7 +199,7 @@ class BrowserPool:
             return False
         _LOGGER.warning("browser %d does not answer and is killed", browser.pid)
         browser.kill()
-        if rung is Rung.DRIVER:
+        if level is RecoveryLevel.DRIVER:
             browser.driver.is_suspect = True
         return True
 
@@ -282,3 +282,20 @@ class BrowserPool:
                 "(memory limit, missing libraries): start it by hand with --headless."
             )
         self._restarts.append(now)
+
+
+class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the pool was entered."""
+
+    num_slots: int
+    """Sessions that may be open."""
+    num_open_sessions: int
+    """Sessions that are open."""
+    num_episodes: int
+    """Episodes that were started, each further try included."""
+    num_contexts: int
+    """Contexts that were made."""
+    num_browser_launches: int
+    """Browsers that were launched, the first included."""
+    num_driver_starts: int
+    """Drivers that were started, the first included."""

@@ -15,18 +15,13 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from webrl.actions import Action, Answer, GoBack, InvalidAction, MarkAction
-from webrl.browser.config import BrowserConfig
-from webrl.browser.context import LiveContext
-from webrl.browser.frames import FirstFrames
-from webrl.browser.ladder import Rung, next_rung
-from webrl.browser.live_browser import LiveBrowser
+from webrl.browser.arrival import wait_until_loaded
 from webrl.browser.marks import marked_screenshot, on_page
 from webrl.browser.outcome import EndReason, Event, Mark, Observation, StepOutcome
 from webrl.browser.page import LivePage
 from webrl.browser.page_state import judge_answer, read_goal, read_state
-from webrl.browser.pages import PageShelf
-from webrl.browser.perform import Performer
-from webrl.browser.settle import settle
+from webrl.browser.pages import PageCache, Pool
+from webrl.browser.recovery import RecoveryLevel, escalate
 from webrl.errors import BrowserFault
 from webrl.tasks import Task
 
@@ -34,39 +29,8 @@ _Look: TypeAlias = tuple[bytes, tuple[Mark, ...]]
 """A screenshot, and the numbers on it."""
 
 
-class Pool(Protocol):
-    """What a session needs of its pool."""
-
-    @property
-    def config(self) -> BrowserConfig:
-        """Return the configuration of all sessions."""
-        ...
-
-    @property
-    def performer(self) -> Performer:
-        """Return what turns actions into input."""
-        ...
-
-    async def browser(self) -> LiveBrowser:
-        """Return a living browser, started when there is none."""
-        ...
-
-    async def context(self, browser: LiveBrowser, task: Task) -> LiveContext:
-        """Return a new context for episodes of `task`."""
-        ...
-
-    @property
-    def frames(self) -> FirstFrames | None:
-        """Return the shared first screenshots, when they are shared."""
-        ...
-
-    async def replace(self, rung: Rung, browser: LiveBrowser | None) -> bool:
-        """Replace browser or driver when it is at fault; return whether it was."""
-        ...
-
-    def address(self, task: Task) -> str:
-        """Return the absolute address of a task's page."""
-        ...
+class SessionPool(Pool, Protocol):
+    """What a session needs of its pool besides."""
 
     async def release(self, session: BrowserSession) -> None:
         """Take the slot back."""
@@ -84,11 +48,11 @@ class _Episode(msgspec.Struct, kw_only=True):
 class BrowserSession:
     """Runs episodes in one slot. Made by `BrowserPool.session`."""
 
-    def __init__(self, pool: Pool, number: int) -> None:
+    def __init__(self, pool: SessionPool, number: int) -> None:
         """Take slot `number` of `pool`; nothing is opened yet."""
         self.number = number
         self._pool = pool
-        self._shelf = PageShelf(pool, number)
+        self._pages = PageCache(pool, number)
         self._episode: _Episode | None = None
         self._is_dirty = False
 
@@ -103,7 +67,7 @@ class BrowserSession:
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start an episode and return what the policy sees first.
 
-        Faults climb the ladder: page, context, browser, driver are replaced in turn.
+        Faults escalate: page, context, browser, driver are replaced in turn.
 
         Args:
             task: What to do.
@@ -114,9 +78,9 @@ class BrowserSession:
         """
         self._episode = None
         if self._is_dirty:
-            await self._shelf.clear()
+            await self._pages.clear()
             self._is_dirty = False
-        rung = Rung.NOTHING
+        level = RecoveryLevel.NOTHING
         while True:
             try:
                 observation = await self._start(task, seed)
@@ -124,10 +88,10 @@ class BrowserSession:
                 return observation
             except BrowserFault as fault:
                 self._is_dirty = True  # should the replacement fail or be cancelled
-                climbed = await self._climb(fault, rung)
-                if climbed is None or not await self._replace(climbed, task):
+                raised = await self._escalate(fault, level)
+                if raised is None or not await self._replace(raised, task):
                     raise
-                rung = climbed
+                level = raised
             except BaseException:
                 self._is_dirty = True
                 raise
@@ -170,28 +134,33 @@ class BrowserSession:
         """Close the pages and give the slot back; a second time does nothing."""
         self._episode = None
         try:
-            await self._shelf.clear()
+            await self._pages.clear()
         finally:
             await self._pool.release(self)
 
-    async def _climb(self, fault: BrowserFault, tried: Rung) -> Rung | None:
+    async def _escalate(self, fault: BrowserFault, tried: RecoveryLevel) -> RecoveryLevel | None:
         """Return what to replace next; a browser that hangs is not met with a new page."""
-        rung, browser = next_rung(fault.kind, tried), self._shelf.browser
-        if rung is None or rung >= Rung.BROWSER or fault.kind != "timeout" or browser is None:
-            return rung
+        level, browser = escalate(fault.kind, tried), self._pages.browser
+        if (
+            level is None
+            or level >= RecoveryLevel.BROWSER
+            or fault.kind != "timeout"
+            or browser is None
+        ):
+            return level
         is_well = await browser.answers(self._pool.config.deadlines.evaluate_s)
-        return rung if is_well else Rung.BROWSER
+        return level if is_well else RecoveryLevel.BROWSER
 
-    async def _replace(self, rung: Rung, task: Task) -> bool:
-        browser = self._shelf.browser
-        if rung is Rung.PAGE:
-            await self._shelf.drop_page(task)
+    async def _replace(self, level: RecoveryLevel, task: Task) -> bool:
+        browser = self._pages.browser
+        if level is RecoveryLevel.PAGE:
+            await self._pages.drop_page(task)
             return True
-        await self._shelf.clear()
-        return rung is Rung.CONTEXT or await self._pool.replace(rung, browser)
+        await self._pages.clear()
+        return level is RecoveryLevel.CONTEXT or await self._pool.replace(level, browser)
 
     async def _start(self, task: Task, seed: int) -> Observation:
-        page = await self._shelf.page_for(task)
+        page = await self._pages.page_for(task)
         goal = await read_goal(page, task, seed)
         screenshot, marks = await self._first_look(page, task, seed)
         observation = Observation(
@@ -201,7 +170,7 @@ class BrowserSession:
             height=task.viewport.height,
             goal=goal,
             url=page.page.url,
-            events=page.intake.take(),
+            events=page.events.take(),
         )
         self._episode = _Episode(task=task, page=page, active=page, last=observation)
         return observation
@@ -210,7 +179,7 @@ class BrowserSession:
         frames = self._pool.frames
         if frames is None or not task.is_steady:
             return await self._look(page)
-        browser = self._shelf.context_of(task).browser
+        browser = self._pages.context_of(task).browser
         key = (browser.pid, task.url, task.viewport, seed)
         return await frames.get(key, page.screenshot), ()
 
@@ -225,7 +194,7 @@ class BrowserSession:
         if isinstance(action, Answer):
             return self._end(episode, judge_answer(task, action.text), "answer")
         if isinstance(action, InvalidAction):
-            episode.active.intake.note("invalid_action", action.reason)
+            episode.active.events.note("invalid_action", action.reason)
             if not is_last:
                 return self._continue(episode, (episode.last.screenshot, episode.last.marks))
         else:
@@ -244,18 +213,18 @@ class BrowserSession:
         except BrowserFault:
             if episode.active is episode.page or episode.active.is_usable:
                 raise
-            context = self._shelf.context_of(episode.task)
+            context = self._pages.context_of(episode.task)
             episode.active = await context.active_page(episode.page)
             return await self._look(episode.active)
 
     async def _act(self, episode: _Episode, action: Action) -> None:
-        """Perform `action`, let the page settle, and find out which page is active now."""
-        context, task = self._shelf.context_of(episode.task), episode.task
+        """Perform `action`, wait until the page has loaded, and find out which page is active now."""
+        context, task = self._pages.context_of(episode.task), episode.task
         performer = self._pool.performer
         if isinstance(action, MarkAction):
             found = on_page(action, episode.last.marks, episode.active.viewport)
             if isinstance(found, int):
-                episode.active.intake.note("no_effect", f"there is no mark {found}")
+                episode.active.events.note("no_effect", f"there is no mark {found}")
                 return
             action = found
         if isinstance(action, GoBack) and episode.active is not episode.page:
@@ -266,12 +235,12 @@ class BrowserSession:
         if task.reset != "new_context":
             return
         for _ in range(self._pool.config.max_pages_per_context):
-            await settle(episode.active, task.settle_s)
+            await wait_until_loaded(episode.active, task.settle_s)
             active = await context.active_page(episode.page)
             if active is episode.active:
                 return
             if episode.active is not episode.page:
-                episode.page.intake.adopt(episode.active.intake.take())
+                episode.page.events.adopt(episode.active.events.take())
             episode.active = active
 
     def _continue(self, episode: _Episode, look: _Look) -> StepOutcome:
@@ -296,5 +265,5 @@ class BrowserSession:
         )
 
     def _take_events(self, episode: _Episode) -> tuple[Event, ...]:
-        events = episode.page.intake.take()
-        return events if episode.active is episode.page else events + episode.active.intake.take()
+        events = episode.page.events.take()
+        return events if episode.active is episode.page else events + episode.active.events.take()

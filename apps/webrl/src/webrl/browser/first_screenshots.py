@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 
 
-class FirstFrames:
+class FirstScreenshots:
     """The newest `capacity` first screenshots by key."""
 
     def __init__(self, capacity: int) -> None:

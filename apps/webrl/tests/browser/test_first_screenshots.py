@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from webrl.browser.frames import FirstFrames
+from webrl.browser.first_screenshots import FirstScreenshots
 
 
 def test_those_who_come_together_share_one_screenshot() -> None:
     taken: list[int] = []
 
     async def main() -> tuple[list[bytes], int]:
-        frames, gate = FirstFrames(8), asyncio.Event()
+        frames, gate = FirstScreenshots(8), asyncio.Event()
 
         async def take() -> bytes:
             taken.append(1)
@@ -31,7 +31,7 @@ def test_those_who_come_together_share_one_screenshot() -> None:
 
 def test_another_seed_takes_its_own() -> None:
     async def main() -> list[bytes]:
-        frames = FirstFrames(8)
+        frames = FirstScreenshots(8)
 
         async def take(name: bytes) -> bytes:
             return name
@@ -46,7 +46,7 @@ def test_another_seed_takes_its_own() -> None:
 
 def test_a_fault_reaches_only_the_one_who_met_it() -> None:
     async def main() -> list[object]:
-        frames, gate = FirstFrames(8), asyncio.Event()
+        frames, gate = FirstScreenshots(8), asyncio.Event()
 
         async def fail() -> bytes:
             await gate.wait()
@@ -73,7 +73,7 @@ def test_a_fault_reaches_only_the_one_who_met_it() -> None:
 
 def test_a_waiter_that_is_cancelled_does_not_cancel_the_others() -> None:
     async def main() -> bytes:
-        frames, gate = FirstFrames(8), asyncio.Event()
+        frames, gate = FirstScreenshots(8), asyncio.Event()
 
         async def take() -> bytes:
             await gate.wait()
@@ -95,7 +95,7 @@ def test_a_waiter_that_is_cancelled_does_not_cancel_the_others() -> None:
 
 def test_the_oldest_is_forgotten_first() -> None:
     async def main() -> list[bytes]:
-        frames, names = FirstFrames(2), iter([b"1", b"2", b"3", b"4"])
+        frames, names = FirstScreenshots(2), iter([b"1", b"2", b"3", b"4"])
 
         async def take() -> bytes:
             return next(names)
