@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GRANTED = {
     "awrl_staleness": {"msgspec"},
-    "awrl_pixelstore": {"numpy", "ray"},
+    "awrl_pixelstore": {"cachetools", "numpy", "ray"},
     "awrl_ppo_loss": {"torch"},
     "awrl_rollout": {"msgspec", "aiohttp", "awrl_staleness"},
     "awrl_trainer": {"torch", "safetensors", "numpy", "awrl_ppo_loss"},

@@ -1,54 +1,50 @@
-"""Put + get of one raw screenshot, beside a no-op actor call that carries it in and out.
+"""Put + get of one JPEG of 160 kB, beside two bare Ray calls that carry the same bytes in and out.
 
 The rivals take turns within one run, in random order, so that whatever else the machine does meets
-all alike. The store is in its steady state: as much is released as is put. Beside the ratio stand
-its parts, what Ray alone takes for two calls that carry the array one way each, and the same store
-for a client that takes its shard for one of another node, so that Ray carries the bytes. Run:
+all alike. The store is in its steady state: as much is released as is put. Beside the bar of 1.5
+stand its parts, the awaiting form, the disk tier, and the same for a raw screenshot. Run:
 `pytest benchmarks/pixelstore/bench_round_trip.py -o python_files='bench_*.py' --benchmark-json=F`
 """
 
-import hashlib
+import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
-from awrl_pixelstore import PixelStoreClient
+from awrl_pixelstore import PixelStoreClient, PixelStoreConfig, get_or_create_pixel_store
 from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 
-ROUNDS = 100
-HELD = 16
-"""Screenshots in the store while it is measured."""
+BAR = 1.5
+"""Put + get beside the two bare calls, in the median."""
+ROUNDS = 300
+RAW_ROUNDS = 100
+WARM_UP = 30
 PNG_BYTES = 5_000
 
 
 class Echo:
-    """The no-op: an async actor that returns what it got; or takes it only, or gives it only."""
+    """An async actor that takes a value, or gives the one it keeps."""
 
-    async def echo(self, value: object) -> object:
-        """Return the value."""
-        return value
-
-    async def keep(self, value: NDArray[np.uint8]) -> None:
+    async def keep(self, value: bytes | NDArray[np.uint8]) -> None:
         """Keep a copy to give."""
-        self._kept = value.copy()
+        self._kept = bytes(value) if isinstance(value, bytes) else value.copy()
 
     async def sink(self, value: object) -> None:
         """Take the value."""
 
-    async def source(self) -> NDArray[np.uint8]:
+    async def source(self) -> object:
         """Return what was kept."""
         return self._kept
 
 
 @pytest.fixture(scope="module")
-def echo(cluster: None, screen: NDArray[np.uint8]) -> Any:
-    actor: Any = ray.remote(num_cpus=0)(Echo).remote()
-    ray.get(actor.keep.remote(screen))
-    return actor
+def echo(cluster: None) -> Any:
+    return ray.remote(num_cpus=0)(Echo).remote()
 
 
 def timed(operation: Callable[[], object]) -> float:
@@ -62,53 +58,110 @@ def describe(samples: list[float]) -> dict[str, float]:
     return {"min_ms": min(samples) * 1e3, "p50_ms": float(p50), "p99_ms": float(p99)}
 
 
-def test_put_and_get_beside_a_no_op_call(
-    benchmark: BenchmarkFixture, store: PixelStoreClient, echo: Any, screen: NDArray[np.uint8]
-) -> None:
-    keys: list[str] = []
-    far = PixelStoreClient(store.spec._replace(layout=("another node",)))
-    number = iter(range(10**9))
+def measure(
+    benchmark: BenchmarkFixture, rounds: int, rivals: dict[str, Callable[[], float]]
+) -> dict[str, float]:
+    """Let rivals take turns, note their figures, and return their medians in ms."""
     generator = np.random.default_rng(0)
-
-    def put_get() -> None:
-        samples["put"].append(timed(lambda: keys.append(store.put(screen, trajectory_id="t"))))
-        samples["get"].append(timed(lambda: store.get_many(keys[-1:])))
-
-    def put_get_by_ray() -> None:
-        screen[0, 1] = 1 - screen[0, 1]
-        far.get_many([far.put(screen, trajectory_id=f"held-{len(keys)}")])
-        screen[0, 1] = 1 - screen[0, 1]
-
-    rivals: dict[str, Callable[[], object]] = {
-        "put_get": put_get,
-        "put_get_by_ray": put_get_by_ray,
-        "no_op": lambda: ray.get(echo.echo.remote(screen)),
-        "ray_in": lambda: ray.get(echo.sink.remote(screen)),
-        "ray_out": lambda: ray.get(echo.source.remote()),
-        "ray_empty": lambda: ray.get(echo.sink.remote(0)),
-        "ray_put_get": lambda: ray.get(ray.put(screen)),
-        "sha256": lambda: hashlib.sha256(screen.data).digest(),
-    }
-    samples: dict[str, list[float]] = {name: [] for name in ("put", "get", *rivals)}
+    samples: dict[str, list[float]] = {name: [] for name in rivals}
 
     def one_round() -> None:
-        screen[0, :2] = (*divmod(next(number), 256), 0)
         for index in generator.permutation(len(rivals)):
             name = list(rivals)[index]
-            samples[name].append(timed(rivals[name]))
-        store.transfer("t", f"held-{len(keys)}")
-        store.release(f"held-{len(keys) - HELD}")
+            samples[name].append(rivals[name]())
 
-    benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=HELD)
-    store.release_many([f"held-{number}" for number in range(len(keys) + 1)])
-    parts = {name: describe(values[HELD:] or values) for name, values in samples.items()}
+    benchmark.pedantic(one_round, rounds=rounds, warmup_rounds=WARM_UP)
+    parts = {name: describe(values[WARM_UP:]) for name, values in samples.items()}
     benchmark.extra_info.update(parts)
-    for statistic in ("min_ms", "p50_ms"):
-        cost = {name: parts[name][statistic] for name in rivals}
-        cost["two_bare_calls"] = cost["ray_in"] + cost["ray_out"]
-        for name in ("put_get", "put_get_by_ray", "two_bare_calls"):
-            benchmark.extra_info[f"{name}_ratio_of_{statistic}"] = cost[name] / cost["no_op"]
+    return {name: part["p50_ms"] for name, part in parts.items()}
+
+
+class RoundTrip:
+    """Puts and gets images that no one has put before; each is released after it was timed."""
+
+    def __init__(self, store: PixelStoreClient, fresh: Callable[[], Any]) -> None:
+        self._store = store
+        self._fresh = fresh
+
+    def blocking(self) -> float:
+        """Return the seconds of a blocking put and get."""
+        image = self._fresh()
+        seconds = timed(lambda: self._store.get_many([self._store.put(image, trajectory_id="a")]))
+        self._store.release("a")
+        return seconds
+
+    def awaiting(self) -> float:
+        """Return the seconds of an awaited put and get."""
+        return asyncio.run(self._await(self._fresh()))
+
+    async def _await(self, image: Any) -> float:
+        started = time.perf_counter()
+        await self._store.get_many_async([await self._store.put_async(image, trajectory_id="a")])
+        seconds = time.perf_counter() - started
+        await self._store.release_async("a")
+        return seconds
+
+
+def test_put_and_get_of_a_jpeg_beside_two_bare_calls(
+    benchmark: BenchmarkFixture,
+    store: PixelStoreClient,
+    echo: Any,
+    tmp_path: Path,
+    draw_page: Callable[..., NDArray[np.uint8]],
+    encode: Callable[[NDArray[np.uint8], str], bytes],
+) -> None:
+    jpeg = encode(draw_page(0), "JPEG")
+    number = iter(range(10**9))
+    ray.get(echo.keep.remote(jpeg))
+    config = PixelStoreConfig(disk_dir=str(tmp_path), read_cache_bytes=0)
+    on_disk = get_or_create_pixel_store("benchmarks-disk", num_shards=1, config=config)
+
+    def fresh() -> bytes:
+        return jpeg + next(number).to_bytes(8, "big")
+
+    p50 = measure(
+        benchmark,
+        ROUNDS,
+        {
+            "put_get": RoundTrip(store, fresh).blocking,
+            "put_get_awaiting": RoundTrip(store, fresh).awaiting,
+            "put_get_disk": RoundTrip(on_disk, fresh).blocking,
+            "ray_in": lambda: timed(lambda: ray.get(echo.sink.remote(jpeg))),
+            "ray_out": lambda: timed(lambda: ray.get(echo.source.remote())),
+            "ray_empty": lambda: timed(lambda: ray.get(echo.sink.remote(0))),
+        },
+    )
+    on_disk.close()
+    two_bare_calls = p50["ray_in"] + p50["ray_out"]
+    ratios = {
+        f"{name}_ratio": p50[name] / two_bare_calls
+        for name in ("put_get", "put_get_awaiting", "put_get_disk")
+    }
+    benchmark.extra_info.update(bytes_per_put=len(jpeg) + 8, **ratios)
     assert store.statistics().num_entries == 0
+    assert max(ratios.values()) <= BAR, ratios
+
+
+def test_put_and_get_of_raw_pixels_beside_two_bare_calls(
+    benchmark: BenchmarkFixture, store: PixelStoreClient, echo: Any, screen: NDArray[np.uint8]
+) -> None:
+    number = iter(range(10**9))
+    ray.get(echo.keep.remote(screen))
+
+    def fresh() -> NDArray[np.uint8]:
+        screen[0, :2] = (*divmod(next(number), 256), 0)
+        return screen
+
+    p50 = measure(
+        benchmark,
+        RAW_ROUNDS,
+        {
+            "put_get": RoundTrip(store, fresh).blocking,
+            "ray_in": lambda: timed(lambda: ray.get(echo.sink.remote(screen))),
+            "ray_out": lambda: timed(lambda: ray.get(echo.source.remote())),
+        },
+    )
+    benchmark.extra_info["put_get_ratio"] = p50["put_get"] / (p50["ray_in"] + p50["ray_out"])
 
 
 def test_put_of_a_laptop_screenshot_beside_an_empty_call(
@@ -116,17 +169,21 @@ def test_put_of_a_laptop_screenshot_beside_an_empty_call(
 ) -> None:
     body = np.random.default_rng(0).bytes(PNG_BYTES)
     png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\xe0\0\0\0\xa0\x08\x02" + body
-    samples: dict[str, list[float]] = {"no_op": [], "put": [], "put_of_8": []}
     number = iter(range(10**9))
 
     def fresh() -> bytes:
         return png + next(number).to_bytes(8, "big")
 
-    def one_round() -> None:
-        samples["no_op"].append(timed(lambda: ray.get(echo.echo.remote(0))))
-        samples["put"].append(timed(lambda: store.put(fresh(), trajectory_id="a")))
+    def put_of_8() -> float:
         batch = [fresh() for _ in range(8)]
-        samples["put_of_8"].append(timed(lambda: store.put_many(batch, trajectory_id="a")))
+        return timed(lambda: store.put_many(batch, trajectory_id="a"))
 
-    benchmark.pedantic(one_round, rounds=300, warmup_rounds=20)
-    benchmark.extra_info.update({name: describe(values) for name, values in samples.items()})
+    measure(
+        benchmark,
+        ROUNDS,
+        {
+            "ray_empty": lambda: timed(lambda: ray.get(echo.sink.remote(0))),
+            "put": lambda: timed(lambda: store.put(fresh(), trajectory_id="a")),
+            "put_of_8": put_of_8,
+        },
+    )

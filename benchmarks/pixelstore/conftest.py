@@ -42,7 +42,7 @@ def store(cluster: None) -> Iterator[PixelStoreClient]:
     config = PixelStoreConfig(max_bytes=4 * 2**30, read_cache_bytes=0)
     store = get_or_create_pixel_store("benchmarks", num_shards=1, config=config)
     yield store
-    store.release_many(["a"])
+    store.release("a")
 
 
 @pytest.fixture(scope="session")

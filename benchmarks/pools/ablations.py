@@ -18,7 +18,12 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from awrl_pixelstore import Image, PixelStoreClient, Pressure, get_or_create_pixel_store
+from awrl_pixelstore import (
+    PixelStoreClient,
+    PixelStoreStatistics,
+    Pressure,
+    get_or_create_pixel_store,
+)
 from awrl_rollout import EpisodeContext, EpisodeRequest, EpisodeResult
 from webrl.config import WebRLConfig
 from webrl.launch import system
@@ -64,11 +69,11 @@ class ValueClient:
         del trajectory_id
         return base64.b64encode(image).decode("ascii")
 
-    def get_many(self, keys: Sequence[str]) -> list[Image]:
+    def get_many(self, keys: Sequence[str]) -> list[bytes]:
         """Return the images that the keys are."""
         return [base64.b64decode(key) for key in keys]
 
-    async def get_many_async(self, keys: Sequence[str]) -> list[Image]:
+    async def get_many_async(self, keys: Sequence[str]) -> list[bytes]:
         """Return nothing: only samples on disk, whose files are named by keys, ask for this."""
         del keys
         return []
@@ -78,15 +83,14 @@ class ValueClient:
         del keys
         return []
 
-    async def release_async(self, trajectory_id: str) -> int:
-        """Do nothing: values go with their record."""
-        del trajectory_id
-        return 0
-
-    async def release_many_async(self, trajectory_ids: Sequence[str]) -> int:
+    async def release_async(self, *trajectory_ids: str) -> int:
         """Do nothing: values go with their record."""
         del trajectory_ids
         return 0
+
+    async def statistics_async(self) -> PixelStoreStatistics:
+        """Return what the store holds, which is nothing."""
+        return await self._store.statistics_async()
 
     async def pressure_async(self) -> Pressure:
         """Return the fullness of the store, which stays empty."""

@@ -1,15 +1,15 @@
-"""Settings, room and pressure."""
+"""Settings, pressure and statistics."""
 
 import pytest
-from awrl_pixelstore import DiskConfig, PixelStoreConfig, Pressure, room_for_episodes
-from awrl_pixelstore.pressure import merge_pressure
-from awrl_pixelstore.statistics import LatencyWindow, PixelStoreStatistics, merge_statistics
+from awrl_pixelstore import PixelStoreConfig, PixelStoreStatistics, Pressure
+from awrl_pixelstore.statistics import LatencyWindow, merge_statistics, pressure_of
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("max_bytes", 0),
+        ("max_disk_bytes", 0),
         ("call_timeout_s", 0.0),
         ("max_call_bytes", -1),
         ("lease_ttl_s", 0.0),
@@ -22,66 +22,23 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: float) -> Non
         PixelStoreConfig(**{name: value})  # pyright: ignore[reportArgumentType]
 
 
-def test_a_disk_tier_is_checked_and_decides_the_capacity() -> None:
-    with pytest.raises(ValueError, match="max_bytes must be > 0"):
-        DiskConfig(root="x", max_bytes=0)
-    with pytest.raises(ValueError, match="root must be a folder, got ''"):
-        DiskConfig(root="", max_bytes=1)
-    with pytest.raises(ValueError, match="mode must be 'write_through' or 'write_behind'"):
-        DiskConfig(root="x", max_bytes=1, mode="later")  # pyright: ignore[reportArgumentType]
-    assert PixelStoreConfig(max_bytes=5).capacity_bytes == 5
-    assert PixelStoreConfig(disk=DiskConfig(root="x", max_bytes=7)).capacity_bytes == 7
+def test_a_disk_tier_decides_the_capacity() -> None:
+    with pytest.raises(ValueError, match="disk_dir must be a folder, got ''"):
+        PixelStoreConfig(disk_dir="")
+    assert PixelStoreConfig(max_bytes=5, max_disk_bytes=7).capacity_bytes == 5
+    assert PixelStoreConfig(max_bytes=5, max_disk_bytes=7, disk_dir="x").capacity_bytes == 7
 
 
-def test_the_room_is_that_of_the_admission_bound() -> None:
-    room = room_for_episodes(
-        max_off_policyness=2,
-        consumer_batch_size=128,
-        screenshots_per_episode=31,
-        bytes_per_screenshot=150_000,
-    )
-    assert room.num_episodes == 3 * 128
-    assert room.num_bytes == 3 * 128 * 31 * 150_000
-    room.check(PixelStoreConfig(max_bytes=room.num_bytes))
-    room.check(PixelStoreConfig(max_bytes=room.num_bytes // 2), num_shards=2)
-    with pytest.raises(ValueError, match=f"max_bytes must be >= {room.num_bytes} per shard"):
-        room.check(PixelStoreConfig(max_bytes=room.num_bytes - 1))
-    disk = PixelStoreConfig(disk=DiskConfig(root="x", max_bytes=1))
-    with pytest.raises(ValueError, match=r"disk\.max_bytes must be >= .* for 384 episodes"):
-        room.check(disk, num_shards=3)
-    with pytest.raises(ValueError, match="num_shards must be > 0"):
-        room.check(disk, num_shards=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_off_policyness", -1),
-        ("consumer_batch_size", 0),
-        ("screenshots_per_episode", 0),
-        ("bytes_per_screenshot", 0),
-        ("num_extra_episodes", -1),
-    ],
-)
-def test_a_room_of_nothing_is_refused(name: str, value: int) -> None:
-    counts = {
-        "max_off_policyness": 0,
-        "consumer_batch_size": 1,
-        "screenshots_per_episode": 1,
-        "bytes_per_screenshot": 1,
-    }
-    assert room_for_episodes(**counts, num_extra_episodes=3).num_episodes == 4
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        room_for_episodes(**{**counts, name: value})
+def shard(used: int, capacity: int) -> PixelStoreStatistics:
+    return PixelStoreStatistics(num_bytes=used, capacity_bytes=capacity)
 
 
 def test_pressure_is_that_of_the_fullest_shard() -> None:
-    reading = merge_pressure([(10, 100), (90, 100)])
+    reading = pressure_of([shard(10, 100), shard(90, 100)])
     assert reading == Pressure(value=0.9, used_bytes=100, capacity_bytes=200, free_bytes=20)
     assert reading.num_episodes_that_fit(7) == 2
-    assert merge_pressure([(150, 100)]).value == 1.0
-    assert merge_pressure([(150, 100)]).free_bytes == 0
-    assert merge_pressure([]).value == 0.0
+    assert pressure_of([shard(150, 100)]).value == 1.0
+    assert pressure_of([shard(150, 100)]).free_bytes == 0
     with pytest.raises(ValueError, match="bytes_per_episode must be > 0"):
         reading.num_episodes_that_fit(0)
 

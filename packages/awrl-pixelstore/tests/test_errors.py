@@ -4,9 +4,7 @@ import pickle
 
 import pytest
 from awrl_pixelstore import (
-    DiskTierError,
     InvalidImage,
-    InvalidKey,
     PixelNotFound,
     PixelStoreError,
     PixelStoreFull,
@@ -20,11 +18,9 @@ FULL = PixelStoreFull(shard=3, tier="disk", requested_bytes=5, used_bytes=6, lim
     ("error", "builtin"),
     [
         (InvalidImage("image"), ValueError),
-        (InvalidKey("key"), ValueError),
-        (PixelNotFound(["k1", "k2"]), KeyError),
+        (PixelNotFound(["k1", "k2"], found={"k3": b"x"}), KeyError),
         (FULL, MemoryError),
         (PixelStoreUnavailable("nothing", shard=2, keys=["k"], limit_s=1.5), ConnectionError),
-        (DiskTierError("disk"), OSError),
     ],
 )
 def test_every_error_is_a_builtin_and_pickles(

@@ -3,17 +3,11 @@
 import shutil
 import tempfile
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import pytest
-from awrl_pixelstore import (
-    DiskConfig,
-    PixelNotFound,
-    PixelStoreConfig,
-    PixelStoreCore,
-    PixelStoreFull,
-)
+from awrl_pixelstore import PixelNotFound, PixelStoreConfig, PixelStoreCore, PixelStoreFull
 from awrl_pixelstore.disk import DiskTier
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -29,7 +23,7 @@ NAME = st.sampled_from(["a", "b", "c", "d"])
 class StoreMachine(RuleBasedStateMachine):
     """Leases as plain sets beside the core; every answer must agree."""
 
-    mode: ClassVar[Literal["memory", "write_through", "write_behind"]] = "memory"
+    has_disk: ClassVar[bool] = False
     memory_bytes: ClassVar[int] = 60
     disk_bytes: ClassVar[int] = 90
 
@@ -38,17 +32,19 @@ class StoreMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.root = Path(tempfile.mkdtemp(prefix="pixelstore-"))
         self.leases: dict[str, dict[str, None]] = {}
-        self.renewed: dict[str, float] = {}
+        self.put_at: dict[str, float] = {}
         self.images: dict[str, int] = {}
         self.disk: DiskTier | None = None
         self.core = self._start()
 
     def _start(self) -> PixelStoreCore:
-        disk = None
-        if self.mode != "memory":
-            disk = DiskConfig(root=str(self.root), max_bytes=self.disk_bytes, mode=self.mode)
-            self.disk = DiskTier(disk, run_id="local", shard=0)
-        config = PixelStoreConfig(max_bytes=self.memory_bytes, lease_ttl_s=TTL_S, disk=disk)
+        self.disk = DiskTier(self.root) if self.has_disk else None
+        config = PixelStoreConfig(
+            max_bytes=self.memory_bytes,
+            disk_dir=str(self.root) if self.has_disk else None,
+            max_disk_bytes=self.disk_bytes,
+            lease_ttl_s=TTL_S,
+        )
         return PixelStoreCore(config, clock=lambda: self.now, disk=self.disk)
 
     def teardown(self) -> None:
@@ -62,17 +58,10 @@ class StoreMachine(RuleBasedStateMachine):
     def _bytes(self, keys: set[str]) -> int:
         return sum(IMAGES[self.images[key]].nbytes for key in keys)
 
-    def _lease(self, name: str, keys: list[str]) -> None:
-        if keys:
-            self.leases.setdefault(name, {}).update(dict.fromkeys(keys))
-            self.renewed[name] = self.now
-        elif name in self.leases:
-            self.renewed[name] = self.now
-
     def _drop(self, name: str) -> int:
         before = self._held()
         self.leases.pop(name, None)
-        self.renewed.pop(name, None)
+        self.put_at.pop(name, None)
         return self._bytes(before - self._held())
 
     @rule(name=NAME, chosen=st.lists(IMAGE, max_size=4))
@@ -86,41 +75,26 @@ class StoreMachine(RuleBasedStateMachine):
         keys = self.core.put_many([IMAGES[number] for number in chosen], trajectory_id=name)
         assert all(known.get(number, key) == key for number, key in zip(chosen, keys, strict=True))
         self.images.update(zip(keys, chosen, strict=True))
-        self._lease(name, keys)
-
-    @rule(name=NAME, data=st.data())
-    def acquire(self, name: str, data: st.DataObject) -> None:
-        keys = data.draw(st.lists(st.sampled_from([*self.images, ABSENT]), max_size=3))
-        if set(keys) <= self._held():
-            self.core.acquire(name, keys)
-            self._lease(name, keys)
-        else:
-            with pytest.raises(PixelNotFound):
-                self.core.acquire(name, keys)
+        if keys:
+            self.leases.setdefault(name, {}).update(dict.fromkeys(keys))
+        if name in self.leases:
+            self.put_at[name] = self.now
 
     @rule(name=NAME)
     def release(self, name: str) -> None:
         assert self.core.release(name) == self._drop(name)
 
-    @rule(source=NAME, other=NAME)
-    def transfer(self, source: str, other: str) -> None:
-        self.core.transfer(source, other)
-        if source != other and source in self.leases:
-            self._lease(other, list(self.leases[source]))
-            self._drop(source)
+    @rule(names=st.lists(NAME))
+    def release_several(self, names: list[str]) -> None:
+        assert self.core.release(*names) == sum(self._drop(name) for name in names)
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        overdue = {name for name, at in self.renewed.items() if at < self.now - TTL_S}
+        overdue = {name for name, at in self.put_at.items() if at < self.now - TTL_S}
         assert set(self.core.expire()) == overdue
         for name in overdue:
             self._drop(name)
-
-    @rule(names=st.lists(NAME, unique=True))
-    def renew(self, names: list[str]) -> None:
-        assert self.core.renew(names) == [name for name in names if name not in self.leases]
-        self.renewed.update({name: self.now for name in names if name in self.leases})
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
@@ -137,31 +111,43 @@ class StoreMachine(RuleBasedStateMachine):
         for key, image in found.items():
             np.testing.assert_array_equal(image, IMAGES[self.images[key]])
 
-    @rule(num_images=st.one_of(st.none(), st.integers(0, 2)))
-    def flush(self, num_images: int | None) -> None:
-        num_left = self.core.flush(num_images)
-        assert num_left == 0 or (self.mode == "write_behind" and num_images is not None)
-
     @precondition(lambda self: self.disk is not None)
-    @rule(is_flushed=st.booleans())
-    def crash_and_reload(self, is_flushed: bool) -> None:
+    @rule()
+    def crash_and_reload(self) -> None:
         assert self.disk is not None
-        if is_flushed:
-            self.core.flush()
-        written = {path.stem for path in self.root.rglob("*.px")}
-        held = self._held()
         self.disk.close()
         self.core = self._start()
-        lost = {key for key in held if key.rsplit("-", 1)[1] not in written}
-        if is_flushed or self.mode == "write_through":
-            assert not lost
-        assert self.core.statistics().num_lost == len(lost)
-        assert set(self.core.missing(sorted(held))) == lost
-        for name, keys in list(self.leases.items()):
-            self.leases[name] = {key: None for key in keys if key not in lost}
-            self.renewed[name] = self.now
-            if not self.leases[name]:
-                self._drop(name)
+        pairs = {(name, key) for name, keys in self.leases.items() for key in keys}
+        assert set(self.disk.recovered.leases) == pairs
+        assert set(self.disk.recovered.sizes) == self._held()
+        assert self.core.statistics().num_lost == 0
+        assert self.core.missing(sorted(self._held())) == []
+        self.put_at = dict.fromkeys(self.leases, self.now)
+
+    @precondition(lambda self: self.disk is not None)
+    @rule(data=st.data(), is_gone=st.booleans(), is_asked=st.booleans())
+    def lose_one_on_disk(self, data: st.DataObject, is_gone: bool, is_asked: bool) -> None:
+        assert self.disk is not None
+        if not self._held():
+            return
+        key = data.draw(st.sampled_from(sorted(self._held())))
+        self.disk.close()
+        if is_gone:
+            (self.root / "images" / key).unlink()
+        else:
+            (self.root / "images" / key).write_bytes(b"damaged")
+        self.core = self._start()
+        self.put_at = dict.fromkeys(self.leases, self.now)
+        if is_asked:
+            assert self.core.missing([key]) == [key]
+        else:
+            with pytest.raises(PixelNotFound):
+                self.core.get_many([key])
+        assert self.core.statistics().num_lost == 1
+        for keys in self.leases.values():
+            keys.pop(key, None)
+        for name in [name for name, keys in self.leases.items() if not keys]:
+            self._drop(name)
 
     @invariant()
     def counts_agree(self) -> None:
@@ -175,28 +161,18 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.core.pressure().used_bytes == statistics.num_bytes
 
     @invariant()
-    def the_disk_holds_what_it_should(self) -> None:
-        written = {path.stem for path in self.root.rglob("*.px")}
-        held = {key.rsplit("-", 1)[1] for key in self._held()}
-        assert written <= held
-        if self.mode == "write_through":
-            assert written == held
-        assert self.core.statistics().num_disk_bytes == self._bytes(
-            {key for key in self._held() if key.rsplit("-", 1)[1] in written}
-        )
+    def the_disk_holds_exactly_what_is_held(self) -> None:
+        if self.disk is None:
+            assert self.core.statistics().num_disk_bytes == 0
+            return
+        assert self.core.statistics().num_disk_bytes == self._bytes(self._held())
+        assert {path.name for path in (self.root / "images").iterdir()} == self._held()
 
 
-class WriteThroughMachine(StoreMachine):
-    """Every put is on disk when it returns."""
+class DiskMachine(StoreMachine):
+    """Every put is on disk when it returns; memory is smaller than what is held."""
 
-    mode = "write_through"
-    memory_bytes = 40
-
-
-class WriteBehindMachine(StoreMachine):
-    """Puts reach the disk later, or when memory runs short."""
-
-    mode = "write_behind"
+    has_disk = True
     memory_bytes = 40
 
 
@@ -209,7 +185,5 @@ STEPS = settings(
 )
 TestMemory = StoreMachine.TestCase
 TestMemory.settings = STEPS
-TestWriteThrough = WriteThroughMachine.TestCase
-TestWriteThrough.settings = STEPS
-TestWriteBehind = WriteBehindMachine.TestCase
-TestWriteBehind.settings = STEPS
+TestDisk = DiskMachine.TestCase
+TestDisk.settings = STEPS

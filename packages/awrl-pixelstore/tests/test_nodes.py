@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import ray
 from awrl_pixelstore import PixelStoreClient, PixelStoreConfig, get_or_create_pixel_store
+from awrl_pixelstore.remote_shard import NAMESPACE, actor_name
 from awrl_pixelstore.store import ShardActor
-from awrl_pixelstore.transport import NAMESPACE, actor_name
 from awrl_pixelstore.wire import StoreSpec
 from numpy.typing import NDArray
 from ray.cluster_utils import Cluster
@@ -87,7 +87,7 @@ def shard_of(key: str) -> int:
 def test_every_node_has_a_shard_and_puts_to_it(nodes: list[str], make_array: MakeArray) -> None:
     config = PixelStoreConfig(max_bytes=10**6, call_timeout_s=LIMIT_S)
     store = get_or_create_pixel_store("nodes", config=config, timeout_s=LIMIT_S)
-    assert store.num_shards == 2
+    assert len(store.spec.layout) == 2
     assert sorted(node_of_shard("nodes", shard) for shard in range(2)) == nodes
     keys = {node: put_on(node, store, make_array()) for node in nodes}
     for node, key in keys.items():
@@ -97,7 +97,7 @@ def test_every_node_has_a_shard_and_puts_to_it(nodes: list[str], make_array: Mak
     for image in store.get_many(list(keys.values())):
         np.testing.assert_array_equal(image, make_array())
     assert store.statistics().num_entries == 2
-    assert store.release_many([f"t-{node}" for node in nodes]) == 2 * make_array().nbytes
+    assert store.release(*(f"t-{node}" for node in nodes)) == 2 * make_array().nbytes
     store.close()
 
 
@@ -118,7 +118,7 @@ def test_a_shard_that_the_scheduler_put_elsewhere_is_moved_before_it_holds_anyth
         scheduling_strategy=NodeAffinitySchedulingStrategy(layout[1 - astray], soft=False),
     )
     wrong = actor.remote(StoreSpec(run_id, config, layout), astray)
-    ray.get(wrong.usage.remote(None))
+    ray.get(wrong.statistics.remote())
     assert node_of_shard(run_id, astray) == layout[1 - astray]
     store = get_or_create_pixel_store(run_id, config=config, timeout_s=LIMIT_S)
     assert tuple(node_of_shard(run_id, shard) for shard in range(2)) == layout

@@ -18,12 +18,14 @@ from awrl_pixelstore import (
     PixelStoreCore,
     get_or_create_pixel_store,
 )
-from awrl_pixelstore.transport import NAMESPACE, actor_name
+from awrl_pixelstore.remote_shard import NAMESPACE, actor_name
 from numpy.typing import NDArray
 from ray._private.internal_api import node_stats
 
 MakeArray = Callable[..., NDArray[np.uint8]]
 MIB = 2**20
+BATCH = 25
+"""Trajectories released in one call, as a trainer does with those of its batch."""
 LIBC = ctypes.CDLL("libc.so.6")
 
 
@@ -114,18 +116,21 @@ def test_ten_thousand_trajectories_leave_a_core_as_it_was(make_array: MakeArray)
     assert max(sizes) - sizes[1] < 4 * MIB
 
 
-async def live(store: PixelStoreClient, first: int, count: int, image: NDArray[np.uint8]) -> None:
-    for number in range(first, first + count):
-        mine = image.copy()
-        mine[0, 0] = (number % 251, number // 251 % 251, number // 63001)
-        await store.put_many_async([mine, image], trajectory_id=f"t{number}")
-        await store.release_async(f"t{number}")
+async def live(store: PixelStoreClient, names: range, image: NDArray[np.uint8]) -> None:
+    """Let trajectories put two screenshots each, of which one is their own, and end in batches."""
+    for first in range(names.start, names.stop, BATCH):
+        batch = range(first, min(first + BATCH, names.stop))
+        for number in batch:
+            mine = image.copy()
+            mine[0, 0] = (number % 251, number // 251 % 251, number // 63001)
+            await store.put_many_async([mine, image], trajectory_id=f"t{number}")
+        await store.release_async(*(f"t{number}" for number in batch))
 
 
 async def live_all(store: PixelStoreClient, rounds: range, image: NDArray[np.uint8]) -> None:
     async with asyncio.TaskGroup() as group:
         for first in rounds:
-            group.create_task(live(store, first, rounds.step, image))
+            group.create_task(live(store, range(first, first + rounds.step), image))
 
 
 def kept_bytes(limit: int) -> int:

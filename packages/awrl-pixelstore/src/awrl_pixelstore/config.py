@@ -1,7 +1,8 @@
 """Settings of a store. Frozen, validated once; a shard keeps the config it was created with."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal
 
 MIB = 2**20
 GIB = 2**30
@@ -12,7 +13,6 @@ def require_positive(name: str, value: float, hint: str) -> None:
 
     Args:
         name: Name of the setting, for the message.
-        value: Its value.
         hint: What to do instead.
 
     Raises:
@@ -20,34 +20,6 @@ def require_positive(name: str, value: float, hint: str) -> None:
     """
     if not value > 0:
         raise ValueError(f"{name} must be > 0, got {value!r}. {hint}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiskConfig:
-    """Where and how a shard keeps its entries on disk.
-
-    Raises:
-        ValueError: A value is out of range.
-    """
-
-    root: str
-    """Folder on a node-local disk; each run and shard takes its own folder below it."""
-    max_bytes: int
-    """Byte budget of one shard on disk; with a disk tier this is the shard's capacity."""
-    mode: Literal["write_through", "write_behind"] = "write_through"
-    """`write_through`: a put is on disk when it returns. `write_behind`: soon after."""
-    is_synced: bool = False
-    """Whether each file is fsynced: needed against a power cut, not against a killed process."""
-
-    def __post_init__(self) -> None:
-        if not self.root:
-            raise ValueError(f"root must be a folder, got {self.root!r}. Name a local disk.")
-        require_positive("max_bytes", self.max_bytes, "Or leave the disk tier out.")
-        if self.mode not in ("write_through", "write_behind"):
-            raise ValueError(
-                f"mode must be 'write_through' or 'write_behind', got {self.mode!r}. "
-                "Use 'write_through' to lose nothing when a shard is killed."
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +32,15 @@ class PixelStoreConfig:
 
     max_bytes: int = 2 * GIB
     """Bytes of image payload that one shard holds in memory. Never exceeded: a put is refused."""
-    disk: DiskConfig | None = None
-    """Disk tier of each shard; None keeps everything in memory."""
+    disk_dir: str | None = None
+    """Folder on a node-local disk for the disk tier; each run and shard takes its own folder below
+    it. None keeps everything in memory."""
+    max_disk_bytes: int = 16 * GIB
+    """Bytes of image payload that one shard holds on disk. With a disk tier this is the shard's
+    capacity, and memory holds copies of what was used last."""
     lease_ttl_s: float | None = 7200.0
-    """Seconds without a put, acquire, transfer or renew after which a trajectory counts as an
-    orphan and is released; None never expires."""
+    """Seconds without a put after which a trajectory counts as an orphan and is released; None
+    never expires."""
     call_timeout_s: float = 30.0
     """Limit of one call of a client, unless the call names another."""
     max_call_bytes: int = 128 * MIB
@@ -77,8 +53,11 @@ class PixelStoreConfig:
 
     def __post_init__(self) -> None:
         require_positive("max_bytes", self.max_bytes, "Give each shard some memory.")
+        require_positive("max_disk_bytes", self.max_disk_bytes, "Leave out disk_dir for none.")
         require_positive("call_timeout_s", self.call_timeout_s, "Every call needs a limit.")
         require_positive("max_call_bytes", self.max_call_bytes, "One image must fit a call.")
+        if self.disk_dir == "":
+            raise ValueError("disk_dir must be a folder, got ''. Name one, or use None.")
         for name, value in (("lease_ttl_s", self.lease_ttl_s), ("idle_exit_s", self.idle_exit_s)):
             if value is not None:
                 require_positive(name, value, "Use None to switch it off.")
@@ -90,4 +69,4 @@ class PixelStoreConfig:
     @property
     def capacity_bytes(self) -> int:
         """Payload bytes that one shard can hold in all."""
-        return self.max_bytes if self.disk is None else self.disk.max_bytes
+        return self.max_bytes if self.disk_dir is None else self.max_disk_bytes

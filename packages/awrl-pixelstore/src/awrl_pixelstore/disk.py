@@ -1,205 +1,197 @@
-"""Images and leases of one shard in a folder of a local disk.
+"""Images and leases of one shard in a folder of a local disk: a file per image, rows in SQLite.
 
-Invariants: a file appears whole or not at all (written aside, then renamed); its name is its
-checksum, verified at every read; a file that no lease names is removed when the folder is opened;
-one process uses a folder at a time. A killed process loses nothing that a call here returned for.
+Invariants: a put is on disk, image and lease together, when it returns, or it left nothing behind,
+so a killed process loses nothing: the rows are written last, and a file that no row names is
+removed when the folder is opened. Bytes are checked against the digest in their key at every read.
+One process uses a folder at a time. Opening a folder and reading from it need no room on the disk,
+and a removal makes its own, so a full disk keeps nobody from what is stored, or from releasing it.
+
+SQLite is in WAL mode with `synchronous=NORMAL`, and no file is synced: what a call wrote survives
+the end of the process at once; a power cut leaves a sound database that may lack the last puts, and
+files that a read finds to be whole or names as lost. The lock is exclusive, which also spares SQLite
+its shared index of the log, a file that it could not create on a full disk.
 """
 
-import fcntl
-import os
+from __future__ import annotations
+
+import errno
+import logging
 import shutil
-import struct
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
-from awrl_pixelstore.config import DiskConfig
-from awrl_pixelstore.errors import DiskTierError
-from awrl_pixelstore.headers import Shape
-from awrl_pixelstore.image import Form, digest_of
-from awrl_pixelstore.journal import Journal, Record
-from awrl_pixelstore.keys import run_tag_of
+from awrl_pixelstore.image import PackedImage, digest_of
+from awrl_pixelstore.keys import parse_key
 
-HEADER = struct.Struct(">8sB3xIIIQ")
-MAGIC = b"AWRLPX01"
-FORMS: tuple[Form, ...] = ("array", "png", "jpeg", "webp")
-LOCK_ATTEMPTS = 50
+logger = logging.getLogger(__name__)
+
+DATABASE = "leases.sqlite"
+LOCK_WAIT_S = 5.0
 """A killed predecessor can hold the lock for the moment that the kernel takes to bury it."""
-LOCK_PAUSE_S = 0.1
-
-WriteFile: TypeAlias = Callable[[Path, Sequence[bytes], bool], None]
-
-
-def write_file(path: Path, parts: Sequence[bytes], is_synced: bool) -> None:
-    """Create or replace a file in one step.
-
-    Args:
-        path: Where.
-        parts: What, in order.
-        is_synced: Whether to fsync before the rename.
-
-    Raises:
-        OSError: The disk refused; nothing is left behind.
-    """
-    aside = path.with_suffix(".tmp")
-    try:
-        with aside.open("wb", buffering=0) as file:
-            for part in parts:
-                view = memoryview(part)
-                while view:
-                    view = view[file.write(view) :]
-            if is_synced:
-                os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+SET_UP = """
+    PRAGMA locking_mode = EXCLUSIVE;
+    PRAGMA journal_mode = WAL;
+    PRAGMA synchronous = NORMAL;
+    CREATE TABLE IF NOT EXISTS image (
+        key TEXT PRIMARY KEY, num_bytes INTEGER, height INTEGER, width INTEGER, channels INTEGER
+    ) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS lease (
+        trajectory_id TEXT, key TEXT, PRIMARY KEY (trajectory_id, key)
+    ) WITHOUT ROWID;
+"""
+DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+NO_ROOM = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+"""A full file system, and a refused write, which is how a full quota shows in SQLite."""
+NO_ROOM_OF_FILES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-@dataclass(frozen=True, slots=True)
-class StoredImage:
-    """What the folder knows of one image without reading its bytes."""
-
-    form: Form
-    """Encoding, or `array` for raw pixels."""
-    shape: Shape
-    """`(H, W, C)`."""
-    num_bytes: int
-    """Payload bytes."""
+def connect(path: Path) -> sqlite3.Connection:
+    """Return a connection to a database, which is made when it is not there."""
+    # An actor is built in one thread and called in another, never in two at a time.
+    return sqlite3.connect(path, timeout=LOCK_WAIT_S, check_same_thread=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(NamedTuple):
     """What a folder held when it was opened."""
 
-    images: Mapping[str, StoredImage]
-    """By digest; each is named by a lease."""
-    leases: Mapping[str, Sequence[str]]
-    """Digests by trajectory; each has an image."""
-    lost: Sequence[str]
-    """Digests that a lease names and the folder has not."""
+    sizes: Mapping[str, int]
+    """Payload bytes of each image that a lease names, by key."""
+    leases: list[tuple[str, str]]
+    """Pairs of trajectory and key."""
 
 
 class DiskTier:
-    """The folder of one shard. Called by the shard's tiered entries only."""
+    """The folder of one shard. Called by the core only.
+
+    Every method may raise `OSError` or `sqlite3.Error`; so does the constructor, when the folder
+    can't be used or another process uses it.
+
+    Args:
+        connect: Opens the database.
+    """
 
     def __init__(
-        self,
-        config: DiskConfig,
-        *,
-        run_id: str,
-        shard: int,
-        writer: WriteFile = write_file,
-        sleep: Callable[[float], None] = time.sleep,
+        self, folder: Path, connect: Callable[[Path], sqlite3.Connection] = connect
     ) -> None:
-        run_tag_of(run_id)
-        self.config = config
-        self._writer = writer
-        self._folder = Path(config.root) / run_id / f"shard-{shard}"
-        self._images = self._folder / "images"
-        try:
-            self._images.mkdir(parents=True, exist_ok=True)
-            self._lock = self._take_lock(sleep)
-            self._journal = Journal(self._folder / "leases.journal")
-        except OSError as error:
-            raise DiskTierError(
-                f"disk.root must be a writable folder that no other store uses, got "
-                f"{str(self._folder)!r} ({error}). Name another folder or end the other store."
-            ) from error
+        self._folder = folder
+        self._images = folder / "images"
+        self._connect = connect
+        self._images.mkdir(parents=True, exist_ok=True)
+        self._db = self._open()
+        self.recovered = self._recover()
 
-    def _take_lock(self, sleep: Callable[[float], None]) -> int:
-        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        for attempt in range(LOCK_ATTEMPTS):
+    def _open(self) -> sqlite3.Connection:
+        """Return the database; one that is damaged is replaced by an empty one."""
+        path = self._folder / DATABASE
+        while True:
+            db = self._connect(path)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if attempt == LOCK_ATTEMPTS - 1:
-                    os.close(lock)
+                db.executescript(SET_UP)
+                (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            except sqlite3.DatabaseError as error:
+                db.close()
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in DAMAGED:
                     raise
-                sleep(LOCK_PAUSE_S)
-            else:
-                break
-        return lock
+                verdict = str(error)
+            if verdict == "ok":
+                return db
+            db.close()
+            logger.warning("%s is damaged, and all images there are lost: %s", path, verdict)
+            for file in self._folder.glob(DATABASE + "*"):
+                file.unlink()
 
-    def recover(self) -> Recovered:
-        """Return what the folder holds, and make it hold nothing else."""
-        leases = self._journal.replay()
-        wanted = {digest: None for digests in leases.values() for digest in digests}
-        images: dict[str, StoredImage] = {}
-        for path in self._images.iterdir():
-            stored = _read_stored(path) if path.suffix == ".px" else None
-            if stored is None or path.stem not in wanted:
-                path.unlink()
-            else:
-                images[path.stem] = stored
-        kept = {
-            trajectory: [digest for digest in digests if digest in images]
-            for trajectory, digests in leases.items()
-        }
-        kept = {trajectory: digests for trajectory, digests in kept.items() if digests}
-        self._journal.rewrite(kept)
-        return Recovered(images, kept, [digest for digest in wanted if digest not in images])
+    def _recover(self) -> Recovered:
+        leases = self._db.execute("SELECT trajectory_id, key FROM lease").fetchall()
+        leased = {key for _, key in leases}
+        noted = dict(self._db.execute("SELECT key, num_bytes FROM image"))
+        files = {path.name: path for path in self._images.iterdir()}
+        sizes = {key: noted[key] for key in leased & noted.keys() & files.keys()}
+        for name in files.keys() - sizes.keys():
+            files[name].unlink()
+        return Recovered(sizes, leases)
 
-    def write(self, digest: str, form: Form, shape: Shape, payload: bytes) -> None:
-        """Put one image on disk.
+    def add(
+        self, trajectory_id: str, keys: Iterable[str], images: Mapping[str, PackedImage]
+    ) -> None:
+        """Note what a trajectory holds from now on, and store the new images; all of it or nothing.
 
-        Raises:
-            OSError: The disk refused; nothing is left behind.
+        Args:
+            keys: All that it holds by this put.
+            images: Those of them that are not stored yet.
         """
-        header = HEADER.pack(MAGIC, FORMS.index(form), *shape, len(payload))
-        self._writer(self._path(digest), (header, payload), self.config.is_synced)
-
-    def read(self, digest: str, stored: StoredImage) -> bytes | None:
-        """Return the bytes of one image, or None when they are gone or damaged."""
+        rows = [
+            (key, len(image.payload), *(image.shape or (None, None, None)))
+            for key, image in images.items()
+        ]
         try:
-            data = self._path(digest).read_bytes()
+            for key, image in images.items():
+                (self._images / key).write_bytes(image.payload)
+            with self._db:
+                self._db.executemany("INSERT OR REPLACE INTO image VALUES (?, ?, ?, ?, ?)", rows)
+                self._db.executemany(
+                    "INSERT OR IGNORE INTO lease VALUES (?, ?)",
+                    [(trajectory_id, key) for key in keys],
+                )
+        except (OSError, sqlite3.Error):
+            self._unlink(images)
+            raise
+
+    def read(self, key: str) -> PackedImage | None:
+        """Return one image, or None when it is gone or damaged."""
+        query = "SELECT height, width, channels FROM image WHERE key = ?"
+        sides = self._db.execute(query, (key,)).fetchone()
+        try:
+            payload = (self._images / key).read_bytes()
         except FileNotFoundError:
             return None
-        payload = data[HEADER.size :]
-        is_intact = digest_of(stored.form, stored.shape, payload) == digest
-        return payload if is_intact else None
+        if sides is None:
+            return None
+        shape = None if sides[0] is None else sides
+        digest = parse_key(key).digest
+        is_intact = digest_of(shape, payload) == digest
+        return PackedImage(digest, shape, payload) if is_intact else None
 
-    def remove(self, digest: str) -> None:
-        """Take one image off the disk; no error when it is not there."""
-        self._path(digest).unlink(missing_ok=True)
+    def remove(self, trajectory_ids: Iterable[str], keys: Iterable[str]) -> None:
+        """Forget leases and images; no error for those that are not there."""
+        names, rows = [(name,) for name in trajectory_ids], [(key,) for key in keys]
+        try:
+            self._forget(names, rows)
+        except sqlite3.Error:
+            self._unlink(keys)
+            self._forget(names, rows)  # There may be room for it now.
+        else:
+            self._unlink(keys)
 
-    def append(self, record: Record) -> None:
-        """Write one change of the leases.
-
-        Raises:
-            OSError: The disk refused; the journal is as before.
-        """
-        self._journal.append(record)
-
-    def compact_if_long(self, leases: Callable[[], Mapping[str, Iterable[str]]]) -> None:
-        """Rewrite the journal once it has become long.
-
-        Raises:
-            OSError: The disk refused; the journal is as before.
-        """
-        if self._journal.is_long:
-            self._journal.rewrite(leases())
+    def keep_only(self, leases: Iterable[tuple[str, str]]) -> None:
+        """Forget every lease but these, and every image that none of them names."""
+        with self._db:
+            noted = set(self._db.execute("SELECT trajectory_id, key FROM lease"))
+            self._db.executemany(
+                "DELETE FROM lease WHERE trajectory_id = ? AND key = ?", noted.difference(leases)
+            )
+            self._db.execute("DELETE FROM image WHERE key NOT IN (SELECT key FROM lease)")
 
     def close(self, *, is_kept: bool = True) -> None:
         """Give the folder back, with or without what is in it."""
-        self._journal.close()
+        self._db.close()
         if not is_kept:
             shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._lock)
 
-    def _path(self, digest: str) -> Path:
-        return self._images / f"{digest}.px"
+    def _forget(self, names: list[tuple[str]], rows: list[tuple[str]]) -> None:
+        with self._db:
+            self._db.executemany("DELETE FROM lease WHERE trajectory_id = ?", names)
+            self._db.executemany("DELETE FROM lease WHERE key = ?", rows)
+            self._db.executemany("DELETE FROM image WHERE key = ?", rows)
+
+    def _unlink(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            (self._images / key).unlink(missing_ok=True)
 
 
-def _read_stored(path: Path) -> StoredImage | None:
-    with path.open("rb") as file:
-        head = file.read(HEADER.size)
-        size = os.fstat(file.fileno()).st_size
-    if len(head) < HEADER.size:
-        return None
-    magic, form, height, width, channels, num_bytes = HEADER.unpack(head)
-    if magic != MAGIC or form >= len(FORMS) or size != HEADER.size + num_bytes:
-        return None
-    return StoredImage(FORMS[form], (height, width, channels), num_bytes)
+def is_no_room(error: OSError | sqlite3.Error) -> bool:
+    """Return whether an error says that the disk takes no more."""
+    if isinstance(error, OSError):
+        return error.errno in NO_ROOM_OF_FILES
+    return getattr(error, "sqlite_errorcode", None) in NO_ROOM

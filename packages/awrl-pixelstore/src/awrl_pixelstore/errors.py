@@ -3,19 +3,23 @@
 ::
 
     PixelStoreError
-    |-- InvalidImage(ValueError)                 a put of something the store does not hold
-    |-- InvalidKey(ValueError)                   a string that no store made
+    |-- InvalidImage(ValueError)                 a put of something that is no image
     |-- PixelNotFound(KeyError)                  keys that are not (or no longer) held
     |-- PixelStoreFull(MemoryError)              a budget, in memory or on disk, refuses a put
-    |-- PixelStoreUnavailable(ConnectionError)   a shard did not answer within its limit
-    `-- DiskTierError(OSError)                   the disk tier can't be opened or written
+    `-- PixelStoreUnavailable(ConnectionError)   a shard, or its disk, did not answer
+
+An argument that no store could ever take (a key of another form, an empty name) is a plain
+`ValueError` or `TypeError`.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from awrl_pixelstore.image import Image
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_NAMED_KEYS = 5
 """Keys spelled out in a message; the error's `keys` holds all of them."""
@@ -28,9 +32,7 @@ def name_keys(keys: Sequence[str]) -> str:
     return f"{named} and {rest} more" if rest > 0 else named
 
 
-def _restore(
-    cls: type["PixelStoreError"], message: str, state: dict[str, object]
-) -> "PixelStoreError":
+def _restore(cls: type[PixelStoreError], message: str, state: dict[str, object]) -> PixelStoreError:
     error = cls.__new__(cls, message)
     error.args = (message,)
     error.__dict__.update(state)
@@ -54,17 +56,10 @@ class PixelStoreError(Exception):
 
 
 class InvalidImage(PixelStoreError, ValueError):
-    """A put was given neither uint8 `[H, W, C]` nor intact PNG, JPEG or WebP bytes.
+    """A put was given neither a uint8 array `[H, W, C]` nor PNG, JPEG or WebP bytes.
 
     Not raised for an object of a wrong type (that is a `TypeError`), and not for damage behind
-    the header: the store does not decode.
-    """
-
-
-class InvalidKey(PixelStoreError, ValueError):
-    """A string was used as a key that has not the form of one.
-
-    Not raised for a well-formed key of another run or a lost entry: that is `PixelNotFound`.
+    the first bytes: the store does not decode.
     """
 
 
@@ -78,9 +73,11 @@ class PixelNotFound(PixelStoreError, KeyError):
         found: What the same call did find, by key.
     """
 
-    def __init__(self, keys: Sequence[str], *, found: "Mapping[str, Image] | None" = None) -> None:
+    def __init__(
+        self, keys: Sequence[str], *, found: Mapping[str, bytes | NDArray[np.uint8]]
+    ) -> None:
         self.keys = tuple(keys)
-        self.found: dict[str, Image] = dict(found or {})
+        self.found = dict(found)
         super().__init__(
             f"every key must be held, got {len(self.keys)} that are not: {name_keys(self.keys)}. "
             "Ask missing() before use and refill the trajectories concerned."
@@ -98,7 +95,7 @@ class PixelStoreFull(MemoryError, PixelStoreError):
         tier: Which budget refused.
         requested_bytes: New bytes of the call.
         used_bytes: Bytes held.
-        limit_bytes: The budget, or for an exhausted file system the bytes held there.
+        limit_bytes: The budget; a full file system refuses below it.
     """
 
     def __init__(
@@ -125,9 +122,9 @@ class PixelStoreFull(MemoryError, PixelStoreError):
 
 
 class PixelStoreUnavailable(PixelStoreError, ConnectionError):
-    """A shard did not answer: dead, restarting, stuck, or closed.
+    """A shard did not answer: dead, restarting, stuck, closed, or its disk fails.
 
-    Not raised for keys that a living shard does not hold.
+    Not raised for keys that a living shard does not hold, nor for a full disk (`PixelStoreFull`).
 
     Attributes:
         shard: Index of the shard, or None when the store as a whole is meant.
@@ -153,10 +150,3 @@ class PixelStoreUnavailable(PixelStoreError, ConnectionError):
         within = "" if limit_s is None else f" within {limit_s:g} s"
         about = f" Keys: {name_keys(self.keys)}." if self.keys else ""
         super().__init__(f"{where} must answer{within}, got {reason}.{about}")
-
-
-class DiskTierError(PixelStoreError, OSError):
-    """The disk tier's folder can't be opened, is used by another store, or fails a write.
-
-    Not raised when the disk is full: that is `PixelStoreFull` with `tier == "disk"`.
-    """

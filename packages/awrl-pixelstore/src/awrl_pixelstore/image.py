@@ -1,120 +1,88 @@
 """One image as it is put, hashed, shipped and given back.
 
-Invariants: what comes back equals what was put, byte for byte and in the same form; arrays that
-come back rest on an immutable `bytes` object, so that no reader can change what is stored; the
-digest covers form, shape and payload, so that equal digests mean equal images.
+Invariants: what comes back equals what was put, byte for byte and in the same form; an array that
+comes back is the reader's own, so that nothing done to it (by numpy, or by torch, which ignores a
+read-only flag) changes what is stored; the digest covers form, shape and payload, so that equal
+digests mean equal images.
 
 Legend: `H` height, `W` width, `C` channels.
 """
 
+from __future__ import annotations
+
 import hashlib
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from awrl_pixelstore.errors import InvalidImage
-from awrl_pixelstore.headers import EncodedForm, Shape, read_header
 
-Form: TypeAlias = EncodedForm | Literal["array"]
 Image: TypeAlias = bytes | NDArray[np.uint8]
 """Encoded PNG, JPEG or WebP bytes, or a uint8 array `[H, W, C]`."""
+Shape: TypeAlias = tuple[int, int, int]
 
 DIGEST_CHARS = 32
 """128 bits of SHA-256: no chance collision below 10^15 images, and the key stays short."""
+FIRST_BYTES = 16
+"""As far as `pack` looks into encoded bytes."""
+JPEG_MARKERS = range(0xC0, 0xFF)
+"""Second bytes that the first segment of a JPEG file can have."""
+WEBP_CHUNKS = (b"VP8 ", b"VP8L", b"VP8X")
 
 
-class PackedImage:
-    """A validated image, ready to be shipped or stored.
+class PackedImage(NamedTuple):
+    """A validated image, ready to be shipped or stored."""
 
-    Args:
-        form: Encoding, or `array` for raw pixels.
-        shape: `(H, W, C)`.
-        payload: Flat view of the bytes, `[num_bytes]`; not a copy of what was put.
-        digest: Content address when it is known; else it is computed when first asked for, so that
-            hashing can wait until the bytes are on their way.
-    """
-
-    __slots__ = ("_digest", "form", "payload", "shape")
-
-    def __init__(
-        self, form: Form, shape: Shape, payload: NDArray[np.uint8], digest: str | None = None
-    ) -> None:
-        self.form: Form = form
-        self.shape = shape
-        self.payload = payload
-        self._digest = digest
-
-    @property
-    def digest(self) -> str:
-        """Content address, `DIGEST_CHARS` hex characters."""
-        if self._digest is None:
-            self._digest = digest_of(self.form, self.shape, self.payload)
-        return self._digest
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle with the digest."""
-        return PackedImage, (self.form, self.shape, self.payload, self.digest)
-
-
-class StoredPayload(NamedTuple):
-    """One image as it lies in the store."""
-
-    form: Form
-    """Encoding, or `array` for raw pixels."""
-    shape: Shape
-    """`(H, W, C)`."""
+    digest: str
+    """Content address, `DIGEST_CHARS` hex characters."""
+    shape: Shape | None
+    """`(H, W, C)` of an array; None for encoded bytes."""
     payload: bytes
-    """Its bytes, immutable and shared with the store."""
+    """Encoded bytes, or the pixels of an array in C order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageInfo:
-    """What a store knows of one key without reading its bytes."""
-
-    key: str
-    """The key asked for."""
-    form: Form
-    """Encoding, or `array` for raw pixels."""
-    shape: Shape
-    """`(H, W, C)`."""
-    num_bytes: int
-    """Payload bytes."""
-    num_references: int
-    """Trajectories that hold a lease on it."""
-
-
-def pack(data: Image, shape: tuple[int, ...] | None = None) -> PackedImage:
-    """Return `data` validated.
-
-    Args:
-        data: Encoded bytes, or a uint8 array `[H, W, C]`.
-        shape: Declared `(H, W)` or `(H, W, C)`; checked, never needed. Of encoded bytes only
-            height and width are compared, because decoders choose the channels.
-
-    Returns:
-        The packed image; its payload shares memory with a contiguous `data`.
+def pack(data: Image) -> PackedImage:
+    """Return `data` validated and hashed, in time that does not depend on what is wrong with it.
 
     Raises:
         TypeError: `data` is neither bytes nor an array (a key, say).
-        InvalidImage: Wrong dtype or shape, unknown encoding, or a declared shape that differs.
+        InvalidImage: Wrong dtype or shape, or bytes that do not begin like an image.
     """
     if isinstance(data, (bytes, bytearray, memoryview)):
-        raw = bytes(data)
-        form, actual = read_header(raw)
-        _check_declared(actual[:2], shape[:2] if shape is not None else None)
-        payload = np.frombuffer(raw, np.uint8)
-        return PackedImage(form, actual, payload)
-    if not isinstance(data, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
+        payload, shape = bytes(data), None
+        if not _begins_like_an_image(payload[:FIRST_BYTES]):
+            raise InvalidImage(
+                f"data must be PNG, JPEG or WebP bytes, got {len(payload)} bytes that start with "
+                f"{payload[:FIRST_BYTES]!r}. Put pixels as a uint8 array [H, W, C] instead."
+            )
+    elif isinstance(data, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
+        shape = _shape_of(data)
+        payload = data.tobytes()
+    else:
         raise TypeError(
             f"data must be encoded bytes or a uint8 array [H, W, C], got {type(data).__name__}. "
-            "A key is a reference: call get() for its pixels."
+            "A key is a reference: call get_many() for its pixels."
         )
-    return _pack_array(data, shape)
+    return PackedImage(digest_of(shape, payload), shape, payload)
 
 
-def _pack_array(data: NDArray[np.uint8], shape: tuple[int, ...] | None) -> PackedImage:
+def unpack(image: PackedImage) -> Image:
+    """Return an image as it was put: the same encoded bytes, or a copy of the array."""
+    if image.shape is None:
+        return image.payload
+    return np.frombuffer(image.payload, np.uint8).reshape(image.shape).copy()
+
+
+def digest_of(shape: Shape | None, payload: bytes) -> str:
+    """Return the content address of one image, `DIGEST_CHARS` lower-case hex characters."""
+    form = "encoded" if shape is None else "{}x{}x{}".format(*shape)
+    digest = hashlib.sha256(f"{form}:".encode())
+    digest.update(payload)
+    return digest.hexdigest()[:DIGEST_CHARS]
+
+
+def _shape_of(data: NDArray[np.uint8]) -> Shape:
     if data.dtype != np.uint8:
         raise InvalidImage(
             f"array dtype must be uint8, got {data.dtype}. Store pixels, not float patches."
@@ -122,54 +90,14 @@ def _pack_array(data: NDArray[np.uint8], shape: tuple[int, ...] | None) -> Packe
     if data.ndim != 3 or 0 in data.shape:
         raise InvalidImage(f"array shape must be [H, W, C], got {data.shape}. Add the missing dim.")
     height, width, channels = data.shape
-    _check_declared((height, width, channels)[: len(shape or ())], shape)
-    payload = np.ascontiguousarray(data).reshape(-1)
-    return PackedImage("array", (height, width, channels), payload)
+    return height, width, channels
 
 
-def _check_declared(actual: tuple[int, ...], declared: tuple[int, ...] | None) -> None:
-    if declared is not None and (len(declared) < 2 or tuple(declared) != actual):
-        raise InvalidImage(
-            f"shape must be that of the image, {actual}, got {tuple(declared)}. "
-            "Give (H, W) or (H, W, C), or leave it out."
-        )
-
-
-def digest_of(form: Form, shape: Shape, payload: NDArray[np.uint8] | bytes) -> str:
-    """Return the content address of one image.
-
-    Args:
-        form: Its encoding.
-        shape: `(H, W, C)`.
-        payload: Its bytes, contiguous.
-
-    Returns:
-        `DIGEST_CHARS` lower-case hex characters.
-    """
-    digest = hashlib.sha256(f"{form}:{shape[0]}x{shape[1]}x{shape[2]}:".encode())
-    digest.update(memoryview(payload))  # pyright: ignore[reportArgumentType]
-    return digest.hexdigest()[:DIGEST_CHARS]
-
-
-def own_bytes(image: PackedImage) -> bytes:
-    """Return the payload as immutable bytes of this process, copied unless it is that already."""
-    base = cast("object", image.payload.base)
-    if isinstance(base, bytes) and len(base) == image.payload.nbytes:
-        return base
-    return image.payload.tobytes()
-
-
-def unpack(form: Form, shape: Shape, payload: bytes) -> Image:
-    """Return an image as it was put, without a copy.
-
-    Args:
-        form: Its encoding.
-        shape: `(H, W, C)`.
-        payload: Its bytes.
-
-    Returns:
-        `payload` itself when encoded, else a read-only uint8 array `[H, W, C]` over it.
-    """
-    if form != "array":
-        return payload
-    return np.frombuffer(payload, np.uint8).reshape(shape)
+def _begins_like_an_image(head: bytes) -> bool:
+    if len(head) < FIRST_BYTES:
+        return False
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return head[12:16] == b"IHDR"
+    if head.startswith(b"\xff\xd8\xff"):
+        return head[3] in JPEG_MARKERS
+    return head.startswith(b"RIFF") and head[8:12] == b"WEBP" and head[12:16] in WEBP_CHUNKS

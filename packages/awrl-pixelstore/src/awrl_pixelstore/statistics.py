@@ -1,8 +1,12 @@
-"""Frozen snapshots of what a store holds and did."""
+"""Frozen snapshots of what a store holds and did, and how full it is."""
+
+from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+
+from awrl_pixelstore.config import require_positive
 
 LATENCY_WINDOW = 1024
 """Service times kept for the p99: ten samples lie above it, and sorting them takes 0.1 ms."""
@@ -63,15 +67,15 @@ class PixelStoreStatistics:
     num_expired: int = 0
     """Trajectories released by the clock."""
     num_lost: int = 0
-    """Leased images that could not be recovered after a kill, or were damaged on disk."""
+    """Leased images that were gone or damaged on disk."""
     num_disk_errors: int = 0
-    """Writes that the disk refused."""
+    """Times that the disk refused."""
     num_restarts: int = 0
     """Shards whose process died and was started again: without a disk tier they began empty."""
     put_p99_s: float = 0.0
     """99th percentile of the service time of a put call, in the shard."""
     get_p99_s: float = 0.0
-    """99th percentile of the service time of a get call, in the shard."""
+    """99th percentile of the service time of a key that was found, in the shard."""
 
     @property
     def dedup_share(self) -> float:
@@ -80,23 +84,48 @@ class PixelStoreStatistics:
 
     def as_metrics(self) -> dict[str, float]:
         """Return everything as `pixelstore/<name>` for a metrics sink."""
-        values = {f"pixelstore/{f.name}": float(getattr(self, f.name)) for f in fields(self)}
-        values["pixelstore/dedup_share"] = self.dedup_share
-        return values
+        values = asdict(self) | {"dedup_share": self.dedup_share}
+        return {f"pixelstore/{name}": float(value) for name, value in values.items()}
 
 
 def merge_statistics(shards: Sequence[PixelStoreStatistics]) -> PixelStoreStatistics:
-    """Return the sum over shards; of percentiles the largest.
-
-    Args:
-        shards: One snapshot per shard.
-
-    Returns:
-        Their sum.
-    """
+    """Return the sum over shards; of percentiles the largest."""
     merged: dict[str, float] = {}
-    for field in fields(PixelStoreStatistics):
-        values = [getattr(shard, field.name) for shard in shards]
-        if values:
-            merged[field.name] = (max if field.name.endswith("_p99_s") else sum)(values)
+    for name in (field.name for field in fields(PixelStoreStatistics)):
+        values = [getattr(shard, name) for shard in shards]
+        merged[name] = max(values, default=0.0) if name.endswith("_p99_s") else sum(values)
     return PixelStoreStatistics(**merged)  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pressure:
+    """How full a store is, for an admission gate."""
+
+    value: float
+    """0 (empty) to 1 (full), of the fullest shard: it is the one that refuses first."""
+    used_bytes: int
+    """Payload bytes held, over all shards."""
+    capacity_bytes: int
+    """Payload bytes that can be held, over all shards."""
+    free_bytes: int
+    """Room in the fullest shard times the number of shards: what can be promised."""
+
+    def num_episodes_that_fit(self, bytes_per_episode: int) -> int:
+        """Return how many more episodes the free room takes, as an admission bound.
+
+        Raises:
+            ValueError: `bytes_per_episode` is not above zero.
+        """
+        require_positive("bytes_per_episode", bytes_per_episode, "Measure some episodes.")
+        return self.free_bytes // bytes_per_episode
+
+
+def pressure_of(shards: Sequence[PixelStoreStatistics]) -> Pressure:
+    """Return the fullness of a store from a snapshot of each of its shards, of which it has one."""
+    free_bytes = min(shard.capacity_bytes - shard.num_bytes for shard in shards)
+    return Pressure(
+        value=min(max(shard.num_bytes / shard.capacity_bytes for shard in shards), 1.0),
+        used_bytes=sum(shard.num_bytes for shard in shards),
+        capacity_bytes=sum(shard.capacity_bytes for shard in shards),
+        free_bytes=max(free_bytes, 0) * len(shards),
+    )

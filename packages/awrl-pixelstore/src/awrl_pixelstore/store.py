@@ -5,10 +5,13 @@ once; whoever comes first fixes config and layout; another `run_id` never meets 
 a CPU from the scheduler.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -21,8 +24,8 @@ from awrl_pixelstore.client import PixelStoreClient
 from awrl_pixelstore.config import PixelStoreConfig, require_positive
 from awrl_pixelstore.errors import PixelStoreError, PixelStoreUnavailable
 from awrl_pixelstore.keys import run_tag_of
+from awrl_pixelstore.remote_shard import NAMESPACE, actor_name
 from awrl_pixelstore.shard import PixelStoreShard
-from awrl_pixelstore.transport import NAMESPACE, actor_name
 from awrl_pixelstore.wire import StoreSpec
 
 logger = logging.getLogger(__name__)
@@ -38,7 +41,10 @@ class ShardActor(PixelStoreShard):
 
     def __init__(self, spec: StoreSpec, shard: int) -> None:
         context = ray.get_runtime_context()
-        is_restarted = bool(context.was_current_actor_reconstructed)
+        with warnings.catch_warnings():
+            # Ray's own property uses a property of Ray that is deprecated.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            is_restarted = bool(context.was_current_actor_reconstructed)
         super().__init__(spec, shard, end=_end_this_actor, is_restarted=is_restarted)
         home = spec.layout[shard]
         self._is_astray = context.get_node_id() != home and home in _living_nodes()
@@ -50,7 +56,7 @@ class ShardActor(PixelStoreShard):
         lags behind by moments, in which soft means anywhere.
         """
         if self._is_astray and self.is_empty:
-            await self.stop(True, None)
+            await self.stop(True)
         return await super().hello()
 
 
@@ -73,17 +79,14 @@ def get_or_create_pixel_store(
     Args:
         run_id: Name of the run; stores of different names never meet.
         num_shards: Actors; None makes one for each living node. Ignored when the store exists.
-        config: Budgets and limits; None takes those of an existing store, else the defaults.
+        config: None takes that of an existing store, else the defaults.
         timeout_s: Limit of the whole call.
         sleep: Pauses between attempts.
 
-    Returns:
-        The client.
-
     Raises:
         ValueError: A bad `run_id` or `num_shards`, or the store exists with another config.
-        DiskTierError: The disk tier can't be used.
-        PixelStoreUnavailable: Ray is not initialized, or the actors did not answer in time.
+        PixelStoreUnavailable: Ray is not initialized, the actors did not answer in time, or their
+            disk tier can't be used.
     """
     run_tag_of(run_id)
     if num_shards is not None:
@@ -130,7 +133,7 @@ def _try_to_join(wanted: StoreSpec, deadline: float) -> StoreSpec | None:
     return None
 
 
-def _shard(spec: StoreSpec, shard: int) -> "ActorHandle[ShardActor]":
+def _shard(spec: StoreSpec, shard: int) -> ActorHandle[ShardActor]:
     node_id = spec.layout[shard]
     actor = ray.remote(ShardActor).options(
         name=actor_name(spec.run_id, shard),
@@ -146,7 +149,7 @@ def _shard(spec: StoreSpec, shard: int) -> "ActorHandle[ShardActor]":
     return cast("ActorHandle[ShardActor]", actor.remote(spec, shard))
 
 
-def _hello(handles: "list[ActorHandle[ShardActor]]", deadline: float) -> list[StoreSpec | None]:
+def _hello(handles: list[ActorHandle[ShardActor]], deadline: float) -> list[StoreSpec | None]:
     """Return what each shard agreed to; None for one that is closed or astray."""
     references = [handle.hello.remote() for handle in handles]
     answers = ray.get(references, timeout=max(deadline - time.monotonic(), 0.0))
@@ -157,7 +160,7 @@ def _hello(handles: "list[ActorHandle[ShardActor]]", deadline: float) -> list[St
     return cast("list[StoreSpec | None]", answers)
 
 
-def _beyond(spec: StoreSpec) -> "Iterator[ActorHandle[ShardActor]]":
+def _beyond(spec: StoreSpec) -> Iterator[ActorHandle[ShardActor]]:
     """Yield shards of an earlier, larger store of the run whose first shard was killed."""
     with contextlib.suppress(ValueError):
         for shard in itertools.count(len(spec.layout)):

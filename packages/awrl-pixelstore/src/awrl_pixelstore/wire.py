@@ -1,36 +1,25 @@
-"""What travels between a client and a shard: small tuples, payload as flat uint8 views.
+"""What travels between a client and a shard: a header of small tuples, and payload in pieces.
 
-A flat view is pickled out of band: Ray writes it into shared memory once and the receiver reads it
-there without a copy, until it copies what it keeps and lets go of the view. On one node, payload of
-a few screenshots lies in a window instead and the tuples say where.
+Ray carries an argument or a result of up to 100 KiB within the call itself, and makes an object of
+its shared memory for a larger one, which takes longer than the copy. So the payload of a screenshot
+goes in a few pieces below that limit, and only what is larger than all of them goes as one object,
+which both sides copy out of and let go.
 """
 
-from typing import Literal, NamedTuple, TypeAlias
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from awrl_pixelstore.config import PixelStoreConfig
-from awrl_pixelstore.errors import PixelStoreUnavailable
-from awrl_pixelstore.headers import Shape
-from awrl_pixelstore.image import Form
+from awrl_pixelstore.image import PackedImage, Shape
 
-Method: TypeAlias = Literal[
-    "put",
-    "fetch",
-    "missing",
-    "describe",
-    "acquire",
-    "release",
-    "transfer",
-    "renew",
-    "usage",
-    "statistics",
-    "stop",
-]
+NUM_PIECES = 3
+PIECE_BYTES = 96 * 2**10
+"""Below Ray's limit with room for what Ray adds."""
 
-Seen: TypeAlias = tuple[str, int]
-"""Incarnation of a shard and the number of freed keys that a reader knows of."""
+Header: TypeAlias = tuple[tuple[str, Shape | None, int], ...]
+"""Digest, shape and payload bytes of each image."""
 
 
 class StoreSpec(NamedTuple):
@@ -44,94 +33,38 @@ class StoreSpec(NamedTuple):
     """Ray node id of each shard."""
 
 
-class Call(NamedTuple):
-    """One actor call to be made."""
-
-    shard: int
-    """Index of the shard."""
-    method: Method
-    """Name of its method."""
-    arguments: tuple[object, ...]
-    """Positional arguments, without `seen`."""
-    keys: tuple[str, ...] = ()
-    """Keys that an error should name."""
-
-
-class Reply(NamedTuple):
-    """The answer of a shard to any call."""
-
-    value: object
-    """The result, or the `PixelStoreError` of an operation that was refused."""
-    used_bytes: int
-    """Payload bytes held after the call."""
-    capacity_bytes: int
-    """Payload bytes that can be held; 0 from a shard that is closed or could not start."""
-    incarnation: str
-    """Changes when the shard's process does."""
-    sequence: int
-    """Keys freed so far in this incarnation."""
-    freed: tuple[str, ...] | None
-    """Keys freed since the caller's `seen`; None when unknown or not asked for."""
-
-
-class WindowAddress(NamedTuple):
-    """Where on its node a process finds a window of another."""
-
-    process: int
-    """Id of the process that owns it."""
-    number: int
-    """File number in that process."""
-    name: str
-    """Unique name of the file."""
-
-
-class WindowSlice(NamedTuple):
-    """Bytes of one image in a window."""
-
-    start: int
-    """First byte."""
-    num_bytes: int
-    """Length."""
-
-
-class InWindow(NamedTuple):
-    """Images that a client puts, whose payload lies in its window."""
-
-    address: WindowAddress
-    """The window."""
-    images: tuple[tuple[Form, Shape, WindowSlice], ...]
-    """Encoding, shape and place of each image; the digests follow into the window's head."""
-
-
-class WindowUnreachable(NamedTuple):
-    """Value of a reply to a put whose window the shard can't reach: nothing was done."""
-
-    reason: str
-    """What the system said."""
-
-
-class FetchedImage(NamedTuple):
-    """One image in a `Fetched`."""
-
-    key: str
-    """Its key."""
-    form: Form
-    """Encoding, or `array` for raw pixels."""
-    shape: Shape
-    """`(H, W, C)`."""
-    payload: NDArray[np.uint8] | WindowSlice | bytes
-    """Flat bytes, `[num_bytes]`, as Ray carries them; where they are; or a copy of them."""
-
-
 class Fetched(NamedTuple):
-    """What one fetch call brought."""
+    """What one fetch call brought, besides the payload."""
 
-    images: tuple[FetchedImage, ...]
-    """Images found, in the order asked for."""
+    keys: tuple[str, ...]
+    """Keys found, in the order asked for."""
+    header: Header
+    """Their images."""
     missing: tuple[str, ...]
     """Keys not held."""
     rest: tuple[str, ...]
     """Keys not looked at because the call's payload limit was reached."""
 
 
-Outcome: TypeAlias = Reply | PixelStoreUnavailable
+def head_of(images: Iterable[PackedImage]) -> Header:
+    """Return what has to be known of images besides their payload."""
+    return tuple((image.digest, image.shape, len(image.payload)) for image in images)
+
+
+def cut(payloads: Iterable[bytes]) -> list[bytes]:
+    """Return payloads, one behind the other, as `NUM_PIECES` pieces."""
+    whole = b"".join(payloads)
+    if len(whole) > NUM_PIECES * PIECE_BYTES:
+        return [whole] + [b""] * (NUM_PIECES - 1)
+    return [whole[at * PIECE_BYTES : (at + 1) * PIECE_BYTES] for at in range(NUM_PIECES)]
+
+
+def glue(header: Header, pieces: Sequence[bytes]) -> list[PackedImage]:
+    """Return the images that a header and the pieces of their payload make."""
+    whole = b"".join(piece for piece in pieces if piece)
+    images: list[PackedImage] = []
+    at = 0
+    for digest, shape, num_bytes in header:
+        images.append(PackedImage(digest, shape, whole[at : at + num_bytes]))
+        at += num_bytes
+    return images

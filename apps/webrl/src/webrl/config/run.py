@@ -267,7 +267,7 @@ def _room_problems(config: WebRLConfig) -> list[Problem]:
     if not config.tasks:
         return []
     store = config.pixelstore
-    room = store.max_bytes + (store.max_disk_bytes if store.disk_dir is not None else 0)
+    room = store.max_bytes if store.disk_dir is None else store.max_disk_bytes
     # A start page and one screenshot after each action.
     pictures = max(task.most_steps for task in config.tasks) + 1
     needed = config.capacity * pictures * config.env.most_screenshot_bytes

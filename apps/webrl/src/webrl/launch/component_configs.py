@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 import msgspec
-from awrl_pixelstore import DiskConfig, PixelStoreConfig
+from awrl_pixelstore import PixelStoreConfig
 from awrl_rollout import ControllerConfig
 from awrl_staleness import StalenessConfig
 from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig, SnapshotWriter
@@ -275,13 +275,11 @@ def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProce
 def pixelstore_config(config: WebRLConfig) -> PixelStoreConfig:
     """Return the budgets of the PixelStore's shards."""
     section = config.pixelstore
-    disk = None
-    if section.disk_dir is not None:
-        disk = DiskConfig(
-            root=os.path.abspath(section.disk_dir),
-            max_bytes=section.max_disk_bytes // section.num_shards,
-        )
-    return PixelStoreConfig(max_bytes=section.max_bytes // section.num_shards, disk=disk)
+    return PixelStoreConfig(
+        max_bytes=section.max_bytes // section.num_shards,
+        disk_dir=None if section.disk_dir is None else os.path.abspath(section.disk_dir),
+        max_disk_bytes=section.max_disk_bytes // section.num_shards,
+    )
 
 
 def publisher_config(

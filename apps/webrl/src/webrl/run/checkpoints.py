@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from awrl_pixelstore import PixelStoreClient, PixelStoreError
+from awrl_pixelstore import PixelNotFound, PixelStoreClient, PixelStoreError
 from awrl_rollout import EpisodeRecord
 from awrl_trainer import TrainRow, latest_complete_checkpoint
 
@@ -85,15 +85,18 @@ class Recorder:
     async def _sample(self, member: GroupMember, advantage: float) -> None:
         keys = member.trajectory.image_keys
         try:
-            images = await self._pixels.get_many_async(keys)
+            images = dict(zip(keys, await self._pixels.get_many_async(keys), strict=True))
+        except PixelNotFound as error:
+            logger.info("sample of %s without some screenshots: %s", member.episode_id, error)
+            images = error.found
         except PixelStoreError as error:
             logger.info("sample of %s without screenshots: %s", member.episode_id, error)
-            images = []
+            images = {}
         write_sample(
             self._folders.samples,
             member.episode_id,
             member.trajectory,
-            {key: data for key, data in zip(keys, images, strict=False) if isinstance(data, bytes)},
+            {key: data for key, data in images.items() if isinstance(data, bytes)},
             {"advantage": advantage, "group_id": member.group_id},
         )
 

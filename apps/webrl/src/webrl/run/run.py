@@ -177,6 +177,7 @@ class Run:
     ) -> None:
         async def after_step(metrics: dict[str, float]) -> None:
             progress = trainer.progress
+            metrics |= await supervisor.store_metrics()
             self._log.log(metrics, progress.num_steps)
             self._view.step(metrics)
             is_due = progress.version % self._config.checkpoint.save_every == 0

@@ -89,6 +89,13 @@ class Supervisor:
         is_full = self._pressure is not None and self._pressure.value >= FULL_STORE_SHARE
         return {"pixelstore": 0} if is_full else {}
 
+    async def store_metrics(self) -> dict[str, float]:
+        """Return what the PixelStore holds and did; nothing while it does not answer."""
+        try:
+            return (await self._system.pixels.statistics_async()).as_metrics()
+        except PixelStoreError:
+            return {}
+
     async def start_workers(self) -> list[WorkerHandle[RolloutWorker]]:
         """Start every rollout worker and return the actors.
 

@@ -76,7 +76,7 @@ class Screenshots(Protocol):
         """Return the keys that the store does not hold."""
         ...
 
-    async def release_many_async(self, holders: Sequence[str], /) -> object:
+    async def release_async(self, *holders: str) -> object:
         """Give up the leases of these episodes."""
         ...
 
@@ -122,7 +122,7 @@ class RowBuilder:
 
     async def release(self, episode_ids: Sequence[str]) -> None:
         """Give up the screenshots of episodes that nobody needs any more."""
-        await self._screenshots.release_many_async(episode_ids)
+        await self._screenshots.release_async(*episode_ids)
 
 
 def members_of(batch: RolloutBatch) -> list[GroupMember]:
