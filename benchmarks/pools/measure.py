@@ -32,7 +32,7 @@ from mix import Mix, mix_tasks, published_mix, stream_of, uniform_mix
 from rich.console import Console
 from webrl.config import WebRLConfig, load_config, to_toml
 from webrl.launch import component_configs
-from webrl.run.compare import synchronous_twin
+from webrl.run.compare import synchronous_config
 from webrl.run.run import run_training
 
 GROUP = 4
@@ -166,7 +166,9 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
         configuration(arguments.slots, eta, latency_s, cv, seconds) for eta in arguments.etas
     ]
     if not arguments.no_sync:
-        configs.append(synchronous_twin(configuration(arguments.slots, 2, latency_s, cv, seconds)))
+        configs.append(
+            synchronous_config(configuration(arguments.slots, 2, latency_s, cv, seconds))
+        )
     if arguments.without:
         configs = [ablations.take_away(arguments.without, config) for config in configs]
     policy: Path | None = arguments.policy

@@ -29,8 +29,7 @@ from webrl.config import JudgeSection
 from webrl.judge import ChatClient, Judge
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
 from webrl.rollout.trajectory import EpisodeTask, Trajectory, decode_trajectory, encode_trajectory
-from webrl.rollout.workflow import WebTaskWorkflow
-from webrl.rollout.workflow_config import WorkflowConfig
+from webrl.rollout.workflow import WebTaskWorkflow, WorkflowConfig
 from webrl.tasks import TaskServer, load_webgym_file
 
 pytestmark = pytest.mark.browser

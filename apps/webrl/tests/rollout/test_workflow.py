@@ -18,8 +18,7 @@ from webrl.actions import ActionMode
 from webrl.browser import BrowserConfig, BrowserPool
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
 from webrl.rollout.trajectory import EpisodeTask, Trajectory
-from webrl.rollout.workflow import WebTaskWorkflow
-from webrl.rollout.workflow_config import WorkflowConfig
+from webrl.rollout.workflow import WebTaskWorkflow, WorkflowConfig
 from webrl.tasks import load_task
 
 pytestmark = pytest.mark.browser

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from webrl.config import load_config
-from webrl.run.compare import figures_of, synchronous_twin, table
+from webrl.run.compare import figures_of, synchronous_config, table
 
 
 def write(path: Path, rates: list[float]) -> Path:
@@ -40,13 +40,13 @@ def test_the_table_holds_the_ratio(tmp_path: Path) -> None:
 
 def test_the_twin_differs_in_nothing_but_the_pool() -> None:
     config = load_config("laptop").config
-    twin = synchronous_twin(config)
-    assert twin.is_synchronous
-    assert "|" in twin.allocation_mode
-    assert (twin.tasks, twin.env, twin.gconfig, twin.actor) == (
+    synchronous = synchronous_config(config)
+    assert synchronous.is_synchronous
+    assert "|" in synchronous.allocation_mode
+    assert (synchronous.tasks, synchronous.env, synchronous.gconfig, synchronous.actor) == (
         config.tasks,
         config.env,
         config.gconfig,
         config.actor,
     )
-    assert twin.rollout.consumer_batch_size == config.rollout.consumer_batch_size
+    assert synchronous.rollout.consumer_batch_size == config.rollout.consumer_batch_size

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
+from webrl.rollout.batch_source import zero_variance_reason
 from webrl.rollout.trajectory import ImageRef, Step, Trajectory
 from webrl.training.rows import (
     AdvantageConfig,
@@ -14,7 +15,6 @@ from webrl.training.rows import (
     GroupMember,
     build_rows,
     group_advantages,
-    zero_variance_reason,
 )
 
 

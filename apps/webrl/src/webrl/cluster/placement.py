@@ -1,8 +1,8 @@
 """Where each role's workers go: one placement group per role.
 
 Invariants:
-    * with ``+`` no two roles share a device, and the test rollout takes what is left free;
-    * roles joined by ``|`` use the bundles of their anchor role;
+    * with `+` no two roles share a device, and the test rollout takes what is left free;
+    * roles joined by `|` use the bundles of their anchor role;
     * ranks follow node order (Ray's bundle order does not), so neighbours share a node;
     * a layout that cannot fit is refused with both numbers before anything is placed.
 """
@@ -32,7 +32,7 @@ class RoleSpec:
     """How many workers a role has and what each of them takes."""
 
     name: str
-    """Scheduler role: ``rollout``, ``actor`` or ``test-rollout``."""
+    """Scheduler role: `rollout`, `actor` or `test-rollout`."""
     num_workers: int
     """Number of workers (one bundle each)."""
     cpus_per_worker: float
@@ -40,7 +40,7 @@ class RoleSpec:
     gpus_per_worker: float = 0.0
     """GPUs of one worker, 0 on a CPU allocation."""
     colocate_with: str | None = None
-    """Role whose bundles are shared (``|``); None for bundles of its own (``+``)."""
+    """Role whose bundles are shared (`|`); None for bundles of its own (`+`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,9 +24,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from webrl.cluster.placement import RolePlacement, RoleSpec, release_layout, setup_mixed_layout
 from webrl.cluster.unwrapped_group import task_scope
-from webrl.cluster.worker_log import WORKER_LOG
+from webrl.cluster.worker_log import WORKER_LOG, log_tail
 from webrl.errors import EngineCallError, WorkerLostError
-from webrl.servers.server_process import log_tail
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def task_scope() -> AsyncGenerator[asyncio.TaskGroup]:
-    """Run tasks as ``asyncio.TaskGroup`` does; raise the first failure instead of a group.
+    """Run tasks as `asyncio.TaskGroup` does; raise the first failure instead of a group.
 
     The group stays attached as the cause, with every other failure.
     """

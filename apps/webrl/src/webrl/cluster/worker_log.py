@@ -1,4 +1,4 @@
-"""The log of one worker: what its process writes, in a file of the run's folder.
+"""The logs of workers and servers: what a process writes, in a file of the run's folder.
 
 Ray keeps the output of its workers in folders of its own, on the node where each of them ran.
 """
@@ -13,6 +13,9 @@ from pathlib import Path
 
 WORKER_LOG = "WEBRL_WORKER_LOG"
 """Environment variable with the file's path; without it the output stays where it is."""
+
+LOG_TAIL_LINES = 25
+"""Lines of a log that an error carries."""
 
 _STANDARD = (1, 2)
 """Descriptors of standard output and error."""
@@ -32,3 +35,12 @@ def open_worker_log() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+
+
+def log_tail(path: Path, num_lines: int = LOG_TAIL_LINES) -> str:
+    """Return the last lines of a log file, or a note that there is none."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return f"(no log at {path})"
+    return "\n".join(lines[-num_lines:])

@@ -1,1 +1,1 @@
-"""The test rollout beside a run, evaluation by itself, and the statistics of both."""
+"""The role `test-rollout` of a run, `webrl eval`, and the one evaluation that both run."""

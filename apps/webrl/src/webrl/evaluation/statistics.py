@@ -43,7 +43,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     """Seconds of the evaluation."""
     outcomes: dict[str, int]
-    """1 or 0 by ``task#seed``; faults are absent."""
+    """1 or 0 by `task#seed`; faults are absent."""
 
 
 def wilson_interval(num_successes: int, num_trials: int, z: float = Z_95) -> tuple[float, float]:
@@ -96,7 +96,7 @@ def summarise(
     """Return the result of one evaluation.
 
     Args:
-        outcomes: 1 or 0 by ``task#seed``.
+        outcomes: 1 or 0 by `task#seed`.
         version: Weight version that was evaluated.
         checkpoint: Its folder.
         num_faults: Episodes lost to the infrastructure.

@@ -1,1 +1,1 @@
-"""From configuration to running roles: component configurations, policy source, start and end."""
+"""From configuration to running roles: component configurations, start and end of all roles."""

@@ -22,7 +22,7 @@ from webrl.cluster.placement import RoleSpec
 from webrl.config import TaskSection, WebRLConfig
 from webrl.policy import PolicyProcessor
 from webrl.rollout.worker import WorkerSpec
-from webrl.rollout.workflow_config import WorkflowConfig
+from webrl.rollout.workflow import WorkflowConfig
 from webrl.servers.server_actor import ServerSpec
 from webrl.tasks import Task, Viewport, load_tasks
 from webrl.training.actor_rank import EngineSpec
@@ -38,7 +38,7 @@ MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg"}
 
 
 def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
-    """Return the roles with resources that fit a machine of ``num_cpus`` logical CPUs.
+    """Return the roles with resources that fit a machine of `num_cpus` logical CPUs.
 
     On a CPU allocation every process declares an equal share, so that all of them fit two cores;
     on GPUs each server and rank has a device of its own, or an equal share of a joint one.

@@ -1,1 +1,1 @@
-"""What a run leaves behind: metrics, live view, episode log, samples, and the run's folder."""
+"""What a run leaves behind: metrics, live view, episodes, batches, and the run's folder."""

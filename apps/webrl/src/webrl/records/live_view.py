@@ -23,7 +23,7 @@ CURVE_POINTS = 48
 
 
 def format_duration(seconds: float) -> str:
-    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
+    """Return seconds as `m:ss` or `h:mm:ss`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

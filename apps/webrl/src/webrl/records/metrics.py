@@ -1,7 +1,7 @@
-"""Metric sinks of a run: ``metrics.jsonl`` always, one tracker by configuration.
+"""Metric sinks of a run: `metrics.jsonl` always, one tracker by configuration.
 
 Invariants:
-    * a line of ``metrics.jsonl`` is written whole and flushed, so a killed run keeps every step;
+    * a line of `metrics.jsonl` is written whole and flushed, so a killed run keeps every step;
     * a run that goes on from a checkpoint forgets the steps after it: they are taken again;
     * a tracker that fails never stops training: the failure is logged once and the sink is dropped.
 """
@@ -26,7 +26,7 @@ _EXTRAS = {"wandb": "wandb", "trackio": "trackio"}
 
 
 def drop_later_lines(path: Path, step: int) -> None:
-    """Cut a JSON-lines file in front of its first line whose ``step`` is greater.
+    """Cut a JSON-lines file in front of its first line whose `step` is greater.
 
     Args:
         path: The file; its lines are in the order of their steps, a torn last line is cut too.
@@ -89,7 +89,7 @@ class TensorBoardSink:
     """Writes TensorBoard event files."""
 
     def __init__(self, log_dir: Path) -> None:
-        """Open a writer in ``log_dir``."""
+        """Open a writer in `log_dir`."""
         self._log_dir = str(log_dir)
         self._open: Any = import_module("torch.utils.tensorboard").SummaryWriter
         self._writer: Any = self._open(self._log_dir)
@@ -141,21 +141,21 @@ class TrackerSink:
 
 
 class MetricLog:
-    """All sinks of a run behind one ``log``."""
+    """All sinks of a run behind one `log`."""
 
     def __init__(self, sinks: list[MetricSink]) -> None:
-        """Take over the sinks; ``close`` closes them."""
+        """Take over the sinks; `close` closes them."""
         self._sinks = sinks
 
     @classmethod
     def open(
         cls, run_dir: Path, tracker: str, *, config: Mapping[str, Any] | None = None
     ) -> MetricLog:
-        """Open ``metrics.jsonl`` and the configured tracker of a run.
+        """Open `metrics.jsonl` and the configured tracker of a run.
 
         Args:
             run_dir: Folder of the run.
-            tracker: ``tensorboard``, ``wandb``, ``trackio`` or ``none``.
+            tracker: `tensorboard`, `wandb`, `trackio` or `none`.
             config: Resolved configuration, shown by the tracker.
         """
         sinks: list[MetricSink] = [JsonLinesSink(run_dir / "metrics.jsonl")]

@@ -39,7 +39,7 @@ class RunFolders:
 
     @property
     def published(self) -> Path:
-        """Return the folder through which weights travel with ``weight_update_mode = "disk"``."""
+        """Return the folder through which weights travel with `weight_update_mode = "disk"`."""
         return self.root / "published"
 
     @property
@@ -53,7 +53,7 @@ class RunFolders:
         return self.root / "trajectories"
 
     def forget_later_weights(self, version: int) -> None:
-        """Remove weights of versions that a run which goes on at ``version`` computes anew."""
+        """Remove weights of versions that a run which goes on at `version` computes anew."""
         shutil.rmtree(self.published, ignore_errors=True)
         for folder in self.policies.glob("version_*"):
             if int(folder.name.removeprefix("version_")) > version:
@@ -69,11 +69,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's part of a checkpoint."""
 
     num_steps: int
-    """See ``Progress``."""
+    """See `Progress`."""
     num_trained_episodes: int
-    """See ``Progress``."""
+    """See `Progress`."""
     train_s: float
-    """See ``Progress``."""
+    """See `Progress`."""
     stream: TaskStreamState
     """The task order."""
 
@@ -94,7 +94,7 @@ def unpack_state(values: dict[str, Any], version: int, stream: TaskStream) -> tu
     """Return progress at a checkpoint, and whether the task order could be continued.
 
     Args:
-        values: What ``pack_state`` returned.
+        values: What `pack_state` returned.
         version: The trainer's version in that checkpoint.
         stream: Restored in place.
     """

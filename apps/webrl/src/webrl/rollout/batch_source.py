@@ -35,7 +35,6 @@ from webrl.cluster.scheduler import WorkerHandle, call_worker
 from webrl.cluster.unwrapped_group import task_scope
 from webrl.errors import EngineCallError
 from webrl.rollout.worker import RolloutWorker
-from webrl.training.rows import zero_variance_reason
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +147,17 @@ class GroupFilter:
             "rollout/episodes_per_s": episodes / seconds if seconds > 0 else 0.0,
             "rollout/episodes_total": float(self.num_episodes),
         }
+
+
+def zero_variance_reason(rewards: Sequence[float]) -> str | None:
+    """Return why a group carries no gradient, or None when it does.
+
+    Args:
+        rewards: Rewards of the members that ended with one.
+    """
+    if not rewards:
+        return "no member ended with a reward"
+    return "zero_variance" if max(rewards) == min(rewards) else None
 
 
 class EverlastingRollouts:

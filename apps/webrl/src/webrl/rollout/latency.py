@@ -21,6 +21,16 @@ def page_latency_s(payload: EpisodeTask, step: int, *, mean_s: float, cv: float)
         mean_s: Mean, in seconds.
         cv: Coefficient of variation.
     """
-    variance = math.log1p(cv**2)
     rng = random.Random(f"{payload.task}#{payload.seed}#{step}")
-    return mean_s * math.exp(rng.gauss(-variance / 2, math.sqrt(variance)))
+    return rng.lognormvariate(*lognormal(mean_s, cv))
+
+
+def lognormal(mean: float, cv: float) -> tuple[float, float]:
+    """Return mu and sigma of the lognormal with this mean and coefficient of variation.
+
+    Args:
+        mean: Above 0.
+        cv: Deviation over mean; 0 gives a constant.
+    """
+    variance = math.log1p(cv * cv)
+    return math.log(mean) - variance / 2.0, math.sqrt(variance)

@@ -1,7 +1,7 @@
 """The endless, resumable order of training groups.
 
 Invariants:
-    * group ``i`` is a pure function of the configuration and ``i``: a resumed run sees the same
+    * group `i` is a pure function of the configuration and `i`: a resumed run sees the same
       order as an uninterrupted one, and each epoch has an order of its own (every item once);
     * training seeds and held-out seeds never meet; a task whose seed changes nothing comes once an
       epoch;
@@ -85,7 +85,7 @@ class TaskStream:
         return self.group(index)
 
     def group(self, index: int) -> list[EpisodeRequest]:
-        """Return the requests of group ``index``."""
+        """Return the requests of group `index`."""
         epoch, position = divmod(index, self.epoch_length)
         item = self._epoch_order(epoch)[position]
         task_index = bisect.bisect_right(self._ends, item)

@@ -2,8 +2,8 @@
 
 Invariants:
     * a trajectory holds no pixels, only keys of the PixelStore and the images' sizes;
-    * ``output_ids``, ``behavior_logprobs`` and ``versions`` of a step have equal lengths;
-    * only ``success`` and ``failure`` carry a reward; a fault is an executor's business.
+    * `output_ids`, `behavior_logprobs` and `versions` of a step have equal lengths;
+    * only `success` and `failure` carry a reward; a fault is an executor's business.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """One finished episode of one task."""
 
     task: str
-    """Task name, such as ``miniwob/click-test-2``."""
+    """Task name, such as `miniwob/click-test-2`."""
     seed: int
     """Seed of the page."""
     goal: str
@@ -91,7 +91,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpisodeTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What an episode request asks for: the payload of an ``EpisodeRequest``.
+    """What an episode request asks for: the payload of an `EpisodeRequest`.
 
     It brings its task along, so that no worker has to hold a data set of hundreds of thousands.
     """
@@ -115,7 +115,7 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
 
 
 def decode_trajectory(data: bytes) -> Trajectory:
-    """Return the trajectory that ``encode_trajectory`` wrote.
+    """Return the trajectory that `encode_trajectory` wrote.
 
     Raises:
         msgspec.ValidationError: The bytes are not a trajectory.

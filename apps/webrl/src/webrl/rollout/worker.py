@@ -41,8 +41,7 @@ from webrl.cluster.worker_log import open_worker_log
 from webrl.config import JudgeSection
 from webrl.judge import Judge
 from webrl.policy import PolicyProcessor
-from webrl.rollout.workflow import WebTaskWorkflow
-from webrl.rollout.workflow_config import WorkflowConfig
+from webrl.rollout.workflow import WebTaskWorkflow, WorkflowConfig
 from webrl.tasks import Task
 
 logger = logging.getLogger(__name__)

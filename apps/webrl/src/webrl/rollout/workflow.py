@@ -4,40 +4,80 @@ Invariants:
     * a screenshot is in the PixelStore, leased to its episode, before the trajectory names it;
     * an episode that ends without a trajectory releases its lease;
     * an unparsable action is an invalid step, never an invented click;
-    * an episode of a task with a rubric is worth what the judge says: without a verdict it is a
-      fault, and so is one whose site shut the agent out.
+    * a failure of the infrastructure leaves an episode as a typed fault with the name of the part
+      that broke; it never becomes a reward;
+    * an episode of a task with a rubric is worth what the judge says, who sees the screenshots that
+      the policy saw: without a verdict it is a fault, and so is one whose site shut the agent out.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from awrl_pixelstore import PixelStoreClient, PixelStoreError
 from awrl_rollout import (
     EpisodeContext,
+    EpisodeFaultError,
     EpisodeRequest,
     EpisodeResult,
+    FaultKind,
     GenerateRequest,
     GenerateResult,
+    ServerRefusedError,
+    ServerUnavailableError,
 )
 
-from webrl.actions import Answer, InvalidAction, parse_action
+from webrl.actions import ActionMode, Answer, InvalidAction, parse_action
 from webrl.browser import BrowserPool, BrowserSession, Observation, StepOutcome
 from webrl.cluster.unwrapped_group import task_scope
-from webrl.judge import Judge
+from webrl.errors import BrowserFault, JudgeError
+from webrl.judge import Evidence, Judge, Verdict
 from webrl.policy import PolicyProcessor
-from webrl.rollout.faults import typed_faults
-from webrl.rollout.judging import judge_episode
 from webrl.rollout.latency import page_latency_s
 from webrl.rollout.trajectory import EpisodeTask, ImageRef, Step, Trajectory
-from webrl.rollout.workflow_config import WorkflowConfig
-from webrl.tasks import Task
+from webrl.tasks import Rubric, Task
+
+BROWSER_FAULTS: Mapping[str, FaultKind] = {
+    "browser_lost": FaultKind.BROWSER_LOST,
+    "driver_lost": FaultKind.BROWSER_LOST,
+    "page_crashed": FaultKind.BROWSER_LOST,
+    "navigation_error": FaultKind.NAVIGATION_ERROR,
+    "timeout": FaultKind.TIMEOUT,
+    "dialog_storm": FaultKind.NAVIGATION_ERROR,
+    "page_error": FaultKind.NAVIGATION_ERROR,
+    "blocked": FaultKind.SITE_BLOCKED,
+}
+"""The browser layer's kinds of fault as the rollout package counts them."""
 
 
-class Generator(Protocol):
-    """Answers one request in full, such as an ``InterruptibleGenerator``."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkflowConfig:
+    """How the policy is asked."""
+
+    temperature: float = 1.0
+    """Sampling temperature of training episodes."""
+    top_p: float = 1.0
+    """Nucleus mass."""
+    max_new_tokens: int = 64
+    """Most tokens of one action."""
+    history_window: int = 1
+    """Screenshots in one prompt, the newest last."""
+    media_type: str = "image/png"
+    """Media type of the screenshots."""
+    action_mode: ActionMode = "coordinates"
+    """How an action says where; the pool's screenshots are numbered where it is `set_of_marks`."""
+    page_latency_s: float = 0.0
+    """Mean of an artificial wait before each action, in seconds."""
+    page_latency_cv: float = 1.0
+    """Coefficient of variation of that wait."""
+
+
+class TokenGenerator(Protocol):
+    """Answers one request in full, such as an `InterruptibleGenerator`."""
 
     async def generate(
         self, request: GenerateRequest, *, deadline_s: float | None = None
@@ -62,30 +102,29 @@ class _Episode:
 
 
 class WebTaskWorkflow:
-    """Runs web tasks in the slots of one worker."""
+    """Runs web tasks in the slots of one worker; nothing that it uses is owned.
+
+    Args:
+        pool: Browser sessions, one per slot.
+        first_task: What a new session shows; None for an empty page.
+        generator: The policy behind its servers.
+        pixels: Where screenshots go; None (evaluation) keeps none and leaves keys empty.
+        processor: Builds prompts and decodes actions.
+        config: How the policy is asked.
+        judge: Judges the episodes of tasks with a rubric; they need one.
+    """
 
     def __init__(
         self,
         *,
         pool: BrowserPool,
         first_task: Task | None = None,
-        generator: Generator,
+        generator: TokenGenerator,
         pixels: PixelStoreClient | None,
         processor: PolicyProcessor,
         config: WorkflowConfig,
         judge: Judge | None = None,
     ) -> None:
-        """Bind the workflow to what it uses; nothing is owned.
-
-        Args:
-            pool: Browser sessions, one per slot.
-            first_task: What a new session shows; None for an empty page.
-            generator: The policy behind its servers.
-            pixels: Where screenshots go; None (evaluation) keeps none and leaves keys empty.
-            processor: Builds prompts and decodes actions.
-            config: How the policy is asked.
-            judge: Judges the episodes of tasks with a rubric; they need one.
-        """
         self._judge = judge
         self._pool = pool
         self._first_task = first_task
@@ -282,3 +321,71 @@ class WebTaskWorkflow:
             await self._pixels.release_async(episode_id)
         except PixelStoreError:
             return  # The lease expires by the store's own clock; the fault matters more.
+
+
+@contextmanager
+def typed_faults() -> Generator[None]:
+    """Raise what browser, servers, pixel store and judge raise as a typed fault.
+
+    Raises:
+        EpisodeFaultError: One of them failed.
+    """
+    try:
+        yield
+    except BrowserFault as fault:
+        raise EpisodeFaultError(
+            BROWSER_FAULTS[fault.kind], str(fault), boundary="browser"
+        ) from fault
+    except (ServerRefusedError, ServerUnavailableError) as error:
+        raise EpisodeFaultError(
+            FaultKind.GENERATION_ERROR, str(error), boundary="generation"
+        ) from error
+    except PixelStoreError as error:
+        raise EpisodeFaultError(
+            FaultKind.WORKFLOW_ERROR, str(error), boundary="pixelstore"
+        ) from error
+    except JudgeError as error:
+        raise EpisodeFaultError(FaultKind.JUDGE_ERROR, str(error), boundary="judge") from error
+
+
+async def judge_episode(
+    judge: Judge | None,
+    task: Task,
+    rubric: Rubric,
+    *,
+    goal: str,
+    steps: Sequence[Step],
+    answer: str | None,
+    screenshots: Sequence[str],
+) -> Verdict:
+    """Return the verdict on an episode.
+
+    Args:
+        judge: Who is asked.
+        task: What was to be done.
+        rubric: What must hold.
+        goal: The instruction as the policy saw it.
+        steps: Everything it did.
+        answer: What its last step answered, if it did.
+        screenshots: One a step, as `data:` addresses.
+
+    Raises:
+        JudgeError: There is no verdict.
+        EpisodeFaultError: The site shut the agent out.
+    """
+    if judge is None:
+        raise JudgeError(f"{task.full_name} has a rubric and the run has no judge")
+    num_actions = len(steps) - (answer is not None)
+    verdict = await judge.judge(
+        Evidence(
+            goal=goal,
+            rubric=rubric,
+            actions=tuple(step.action for step in steps[:num_actions]),
+            answer=answer,
+            screenshots=tuple(screenshots),
+        )
+    )
+    if verdict.is_blocked:
+        message = f"the judge saw {task.url} shut the agent out"
+        raise EpisodeFaultError(FaultKind.SITE_BLOCKED, message, boundary="judge")
+    return verdict

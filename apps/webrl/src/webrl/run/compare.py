@@ -1,7 +1,7 @@
-"""``webrl compare``: the same configuration, asynchronous and synchronous, one after the other.
+"""`webrl compare`: the same configuration, asynchronous and synchronous, one after the other.
 
 Invariant: only the pool differs. Tasks, seeds, workflow, browsers, server, trainer and batch size are
-those of the configuration; the synchronous run joins the roles by ``|`` and gives up its servers.
+those of the configuration; the synchronous run joins the roles by `|` and gives up its servers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ WARMUP_STEPS = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModeFigures:
+class MeasuredMode:
     """What one mode reached, over the steps after the first."""
 
     mode: str
-    """``asynchronous`` or ``synchronous``."""
+    """`asynchronous` or `synchronous`."""
     num_steps: int
     """Steps counted."""
     seconds: float
@@ -43,7 +43,7 @@ class ModeFigures:
     """Mean pause of generation by one weight update."""
 
 
-def synchronous_twin(config: WebRLConfig) -> WebRLConfig:
+def synchronous_config(config: WebRLConfig) -> WebRLConfig:
     """Return the same configuration on shared devices without servers of its own.
 
     Args:
@@ -57,11 +57,11 @@ def synchronous_twin(config: WebRLConfig) -> WebRLConfig:
     )
 
 
-def compare(config: WebRLConfig, console: Console) -> tuple[ModeFigures, ModeFigures] | None:
-    """Run both modes for ``config.total_steps`` steps and print their figures side by side.
+def compare(config: WebRLConfig, console: Console) -> tuple[MeasuredMode, MeasuredMode] | None:
+    """Run both modes for `config.total_steps` steps and print their figures side by side.
 
     Args:
-        config: Resolved, asynchronous; its ``run_dir`` gets one folder per mode.
+        config: Resolved, asynchronous; its `run_dir` gets one folder per mode.
         console: Where to draw.
 
     Returns:
@@ -70,8 +70,8 @@ def compare(config: WebRLConfig, console: Console) -> tuple[ModeFigures, ModeFig
     Raises:
         WebRLError: A run could not start, or had to stop.
     """
-    figures: list[ModeFigures] = []
-    for mode, one in (("asynchronous", config), ("synchronous", synchronous_twin(config))):
+    figures: list[MeasuredMode] = []
+    for mode, one in (("asynchronous", config), ("synchronous", synchronous_config(config))):
         run_dir = Path(config.run_dir) / mode
         run_dir.mkdir(parents=True, exist_ok=True)
         chosen = replace(
@@ -95,8 +95,8 @@ def _policy_path(config: WebRLConfig) -> str | None:
     return str(made) if config.policy.path is None and made.is_dir() else config.policy.path
 
 
-def figures_of(mode: str, metrics: Path) -> ModeFigures:
-    """Return the figures of one run from its ``metrics.jsonl``.
+def figures_of(mode: str, metrics: Path) -> MeasuredMode:
+    """Return the figures of one run from its `metrics.jsonl`.
 
     Args:
         mode: Name of the mode.
@@ -109,7 +109,7 @@ def figures_of(mode: str, metrics: Path) -> ModeFigures:
         values = [line[key] for line in lines if line.get(key) is not None]
         return sum(values) / len(values) if values else 0.0
 
-    return ModeFigures(
+    return MeasuredMode(
         mode=mode,
         num_steps=len(lines),
         seconds=seconds,
@@ -123,7 +123,7 @@ def figures_of(mode: str, metrics: Path) -> ModeFigures:
     )
 
 
-def table(asynchronous: ModeFigures, synchronous: ModeFigures) -> str:
+def table(asynchronous: MeasuredMode, synchronous: MeasuredMode) -> str:
     """Return both modes' figures and their ratio as lines of text."""
     rows = [
         ("steps counted", "{:.0f}", "num_steps"),

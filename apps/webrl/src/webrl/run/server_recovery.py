@@ -7,10 +7,10 @@ more, under the version that they have, and only now generation goes to it.
 Invariants:
     * while a server is away, requests go to the others; when it was the last one they wait;
     * a restarted server answers nothing before it holds published weights;
-    * nobody publishes between an update and the publish that belongs to it: ``lock``.
+    * nobody publishes between an update and the publish that belongs to it: `lock`.
 
-Called by the supervisor's loop (``restore``) and by the trainer's step (``publish``). Waits for the
-start of a server, up to the start deadline, and for ``lock``.
+Called by the supervisor's loop (`restore`) and by the trainer's step (`publish`). Waits for the
+start of a server, up to the start deadline, and for `lock`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ServerRecovery:
         """Rollout workers whose requests are routed; a worker that is away is passed over."""
 
     async def publish(self, version: int) -> PublishReport:
-        """Publish the ranks' weights; with ``lock`` held.
+        """Publish the ranks' weights; with `lock` held.
 
         Servers that were restarted meanwhile take part. When no server is left, those that are lost
         are started again first.

@@ -1,7 +1,7 @@
 """Signs of life of servers and workers, their restarts, and the PixelStore's reading.
 
-Loops, children of ``watch``, each with an interval of its own:
-    * servers: consumes their signs of life, produces restarted ones (``webrl.run.server_recovery``);
+Loops, children of `watch`, each with an interval of its own:
+    * servers: consumes their signs of life, produces restarted ones (`webrl.run.server_recovery`);
     * workers: consumes names of lost workers, produces replacements;
     * store: consumes the PixelStore's fullness, produces an admission bound.
 """

@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from webrl.cluster.worker_log import log_tail
 from webrl.errors import ServerStartError
 
 HEALTH_POLL_S = 0.1
@@ -26,9 +27,6 @@ HEALTH_POLL_S = 0.1
 
 STOP_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL."""
-
-LOG_TAIL_LINES = 25
-"""Lines of a dead server's log that an error carries."""
 
 
 def find_free_port(host: str) -> int:
@@ -73,15 +71,6 @@ def sglang_command(
         "--skip-server-warmup",
         *extra_args,
     ]
-
-
-def log_tail(path: Path, num_lines: int = LOG_TAIL_LINES) -> str:
-    """Return the last lines of a log file, or a note that there is none."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return f"(no log at {path})"
-    return "\n".join(lines[-num_lines:])
 
 
 class ServerProcess:

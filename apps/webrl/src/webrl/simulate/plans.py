@@ -13,9 +13,10 @@ from typing import Protocol
 
 from awrl_rollout import EpisodeRequest
 
+from webrl.rollout.latency import lognormal
 from webrl.simulate.model import EpisodeModel
 
-__all__ = ["EpisodePlan", "ModelPlans", "PlanSource", "hazard_of_mean", "lognormal"]
+__all__ = ["EpisodePlan", "ModelPlans", "PlanSource", "hazard_of_mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +44,6 @@ class PlanSource(Protocol):
     def plan(self, request: EpisodeRequest) -> EpisodePlan:
         """Return the plan of a request, always the same one."""
         ...
-
-
-def lognormal(mean: float, cv: float) -> tuple[float, float]:
-    """Return mu and sigma of the lognormal with this mean and coefficient of variation.
-
-    Args:
-        mean: Above 0.
-        cv: Deviation over mean; 0 gives a constant.
-    """
-    variance = math.log1p(cv * cv)
-    return math.log(mean) - variance / 2.0, math.sqrt(variance)
 
 
 def hazard_of_mean(mean: float, max_steps: int) -> float:

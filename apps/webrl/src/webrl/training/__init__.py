@@ -1,1 +1,1 @@
-"""The step loop, the trainer's rank, rows from trajectories, and how weights reach servers."""
+"""The step loop, rows from trajectories, the trainer's ranks, and how weights reach servers."""

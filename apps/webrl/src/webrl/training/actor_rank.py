@@ -1,4 +1,4 @@
-"""One rank of the update engine (role ``actor``) as a Ray actor around ``FSDPActor``.
+"""One rank of the update engine (role `actor`) as a Ray actor around `FSDPActor`.
 
 Invariants:
     * every rank gets the same calls in the same order; the actor runs one call at a time;
@@ -62,7 +62,7 @@ class UpdateEngine:
     """One rank; the class behind the Ray actor."""
 
     def __init__(self, spec: EngineSpec, rank: int, world_size: int, pixels: PixelStoreClient):
-        """Remember what to build; ``start`` builds it.
+        """Remember what to build; `start` builds it.
 
         Args:
             spec: Equal on every rank.
@@ -89,7 +89,7 @@ class UpdateEngine:
         """Join the other ranks and build the sharded policy.
 
         Args:
-            host: Address of rank 0; what its ``rendezvous`` returned.
+            host: Address of rank 0; what its `rendezvous` returned.
             port: Port of rank 0's store, likewise.
             version: Weight version that the policy starts at.
 
@@ -119,7 +119,7 @@ class UpdateEngine:
         return os.getpid()
 
     def update(self, rows: Sequence[TrainRow]) -> UpdateResult:
-        """Run one update; see ``FSDPActor.update``."""
+        """Run one update; see `FSDPActor.update`."""
         return self._built.update(rows)
 
     def version(self) -> int:
@@ -131,7 +131,7 @@ class UpdateEngine:
         return str(self._built.save(root, keep=keep, extra=extra))
 
     def load(self, path: str) -> dict[str, Any]:
-        """Load a complete checkpoint; returns what ``save`` got as ``extra``."""
+        """Load a complete checkpoint; returns what `save` got as `extra`."""
         return self._built.load(path)
 
     def write_snapshot(self, root: str, keep: int) -> str | None:

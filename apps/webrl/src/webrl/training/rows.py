@@ -142,17 +142,6 @@ def members_of(batch: RolloutBatch) -> list[GroupMember]:
     return members
 
 
-def zero_variance_reason(rewards: Sequence[float]) -> str | None:
-    """Return why a group carries no gradient, or None when it does.
-
-    Args:
-        rewards: Rewards of the members that ended with one.
-    """
-    if not rewards:
-        return "no member ended with a reward"
-    return "zero_variance" if max(rewards) == min(rewards) else None
-
-
 def group_advantages(members: Sequence[GroupMember], config: AdvantageConfig) -> dict[str, float]:
     """Return the advantage of each episode by episode id.
 
