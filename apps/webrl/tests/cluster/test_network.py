@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pickle
 
+import pytest
 from webrl.cluster.network import GLOO_INTERFACE, LOCAL, LOOPBACK, NetworkConfig
 
 
-def test_on_one_machine_everything_listens_on_loopback_and_asks_for_nothing() -> None:
+def test_on_one_machine_everything_listens_on_loopback_and_asks_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(GLOO_INTERFACE, raising=False)
     assert LOCAL.host() == LOOPBACK
     assert LOCAL.token is None
     assert LOCAL.environment() == {GLOO_INTERFACE: "lo"}
