@@ -74,6 +74,14 @@ def test_overrides_are_typed_and_the_last_one_wins() -> None:
     assert config.test_rollout.enabled is False
 
 
+def test_a_list_of_texts_needs_no_quotes_and_survives_being_written(tmp_path: Path) -> None:
+    config = load_config("laptop", ["actor.frozen_modules=model.visual, lm_head"]).config
+    assert config.actor.frozen_modules == ("model.visual", "lm_head")
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    assert load_config(str(file)).config == config
+
+
 def test_tasks_can_be_named_on_the_command_line() -> None:
     short = load_config("laptop", ["tasks=click-test, click-button"]).config
     assert [task.name for task in short.tasks] == ["click-test", "click-button"]
@@ -109,6 +117,7 @@ def test_tasks_can_be_named_on_the_command_line() -> None:
         ("actor.optimizer.lr=nan", "actor.optimizer.lr must be > 0, got nan."),
         ("scheduler.type=slurm", "scheduler.type must be one of 'ray', got 'slurm'."),
         ("tasks=3", "tasks must be a list, got 3."),
+        ("actor.frozen_modules=3", "actor.frozen_modules must be a list of texts, got 3."),
         ("tasks=[]", "tasks must name at least one task, got none."),
         ("tasks=a,a", "tasks must name each task once, got 'a' twice."),
         ("tasks=[{max_steps=3}]", "tasks[0].name must be set"),

@@ -309,7 +309,8 @@ class ActorSection(Section):
     use_decoupled_loss: bool = True
     """Clip only current/proximal and weigh by proximal/behavior; false: plain PPO on behavior."""
     recompute_logprob: bool = True
-    """Run a forward pass at the start of each update for the proximal log-probs."""
+    """Run a forward pass at the start of each update for the proximal log-probs. Says again what the
+    keys beside it say: a combination that is not in the table below is refused."""
     prox_logp_method: Literal["recompute", "loglinear", "metrics"] = "recompute"
     """Where proximal log-probs come from; `metrics` recomputes and reports loglinear's error."""
     behav_imp_weight_cap: Annotated[Positive, "Leave it out for none."] | None = None
