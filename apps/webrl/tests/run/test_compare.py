@@ -1,4 +1,4 @@
-"""Figures of two modes from their metrics, and the synchronous twin of a configuration."""
+"""Figures of two modes from their metrics, and the synchronous side of a configuration."""
 
 import json
 from pathlib import Path

@@ -45,7 +45,6 @@ class EvaluationManager:
     """The scheduler role `test-rollout` of a run: its worker, its servers and their thread.
 
     Args:
-        config: The run's.
         folders: Where checkpoints and results lie.
         system: The started roles.
         on_result: Called with each result, in the thread.

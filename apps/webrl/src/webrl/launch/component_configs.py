@@ -161,7 +161,6 @@ def worker_spec(
     """Return what a rollout worker is built from.
 
     Args:
-        config: The run's.
         servers: What the inference servers were started with.
         tasks: Tasks with their limits.
         num_slots: Slots of the worker.
@@ -288,7 +287,6 @@ def publisher_config(
     """Return the way and the deadlines of the weight publisher.
 
     Args:
-        config: The run's.
         servers: Their checkpoint lends a snapshot its config and tokenizer.
         folder: Where snapshots go with `weight_update_mode = "disk"`; the newest one stays.
         host: Address of the trainer's rank 0.

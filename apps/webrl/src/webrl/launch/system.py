@@ -186,7 +186,6 @@ async def launch(
     """Start PixelStore, servers and ranks, all at version 0; workers come later.
 
     Args:
-        config: The run's.
         policy_path: Checkpoint that training started from.
         log_dir: Folder of the logs of servers and workers.
         run_id: Names the PixelStore.
@@ -246,7 +245,6 @@ async def start_evaluation_worker(
     """Start the worker that runs evaluation episodes, and its slots.
 
     Args:
-        config: The run's.
         scheduler: Holds the role.
         servers: What the servers were started with.
         server_urls: Their addresses.

@@ -46,7 +46,6 @@ class LiveView:
         Args:
             console: Where to draw; a terminal gets a panel, anything else lines.
             title: Shown on top, usually the run folder.
-            clock: Seconds, monotonic.
         """
         self._console = console
         self._title = title

@@ -64,7 +64,6 @@ class JsonLinesSink:
         """Open the file for appending.
 
         Args:
-            path: The file.
             clock: Seconds since the epoch.
         """
         self._file = path.open("a", encoding="utf-8")

@@ -386,7 +386,6 @@ def ensure_policy(config: WebRLConfig, run_dir: Path) -> Path:
     A made policy appears by rename: a run that was killed in mid-warm-up makes it again.
 
     Args:
-        config: The run's.
         run_dir: Folder of the run.
     """
     if config.policy.path is not None:

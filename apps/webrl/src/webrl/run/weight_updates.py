@@ -27,7 +27,6 @@ async def connect_weights(
     """Return what publishes weights; after a resume the servers hold the resumed ones.
 
     Args:
-        config: The run's.
         folders: Where snapshots go with `weight_update_mode = "disk"`.
         system: The started roles.
         stack: Leaves the group at its end.

@@ -136,7 +136,6 @@ class PPOTrainer:
         recorder: Sees batches and updates.
         config: What one step takes.
         progress: Counters to go on from.
-        clock: Seconds, monotonic.
     """
 
     def __init__(
