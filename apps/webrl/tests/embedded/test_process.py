@@ -79,7 +79,7 @@ def is_alive(pid: int) -> bool:
 def test_a_server_ends_with_the_process_that_started_it() -> None:
     child = (
         "import time\n"
-        "from webrl.servers.lifeline import end_group_with\n"
+        "from webrl.lifeline import end_group_with\n"
         "end_group_with(starter=True)\n"
         "print('ready', flush=True)\n"
         "time.sleep(300)"

@@ -58,7 +58,7 @@ def test_children_of_a_killed_server_end_with_it(tmp_path: Path) -> None:
     """As SGLang's detokenizer, which its own server leaves behind when it is killed."""
     program = (
         "import subprocess, sys, threading;"
-        "from webrl.servers.lifeline import end_group_with;"
+        "from webrl.lifeline import end_group_with;"
         "end_group_with(starter=False);"
         "wait = [sys.executable, '-c', 'import threading; threading.Event().wait()'];"
         "print(subprocess.Popen(wait).pid, flush=True);"

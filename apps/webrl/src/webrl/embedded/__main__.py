@@ -11,7 +11,7 @@ import sys
 from dataclasses import MISSING, fields
 
 from webrl.embedded.config import TOKEN_VARIABLE, EmbeddedServerConfig
-from webrl.servers.lifeline import end_group_with
+from webrl.lifeline import end_group_with
 
 _HELP = {
     "model_path": "local folder of the checkpoint",

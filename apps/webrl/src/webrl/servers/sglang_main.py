@@ -15,7 +15,7 @@ import os
 import sys
 
 from webrl.embedded.config import TOKEN_VARIABLE
-from webrl.servers.lifeline import end_group_with
+from webrl.lifeline import end_group_with
 
 
 class HiddenText(str):
