@@ -146,6 +146,12 @@ def package(request: pytest.FixtureRequest) -> Package:
 
 
 @pytest.fixture(scope="session")
+def app() -> Package:
+    """The app."""
+    return APP
+
+
+@pytest.fixture(scope="session")
 def find() -> Find:
     """Return files below the root by patterns, build and cache folders left out."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,3 +103,41 @@ def test_no_library_imports_the_app(find: Find, root: Path) -> None:
         if any(name.split(".")[0] == "webrl" for name in imports_of(file))
     ]
     assert not breaches, "\n".join(breaches)
+
+
+def modules_of(package: Package) -> dict[str, Path]:
+    """Return the files of a package by their module's name."""
+    return {
+        ".".join(file.relative_to(package.source.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): file
+        for file in package.source.rglob("*.py")
+    }
+
+
+def import_graph(package: Package) -> dict[str, set[str]]:
+    """Return which modules of a package each of its modules imports, for types alone included."""
+    modules = modules_of(package)
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for name, file in modules.items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module in modules:
+                for alias in node.names:
+                    below = f"{node.module}.{alias.name}"
+                    graph[name].add(below if below in modules else node.module)
+        graph[name].discard(name)
+    return graph
+
+
+def test_no_modules_import_each_other(package: Package) -> None:
+    TopologicalSorter(import_graph(package)).prepare()  # raises CycleError, which names them
+
+
+def test_no_folders_of_the_app_import_each_other(app: Package) -> None:
+    folders: dict[str, set[str]] = {}
+    for name, imported in import_graph(app).items():
+        own = name.split(".")[1:2]
+        others = {other.split(".")[1] for other in imported if "." in other} - set(own)
+        if own:
+            folders.setdefault(own[0], set()).update(others)
+    TopologicalSorter(folders).prepare()
