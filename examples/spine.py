@@ -172,15 +172,17 @@ async def inference_server(policy: Path) -> AsyncGenerator[SGLangClient]:
     """Run the embedded server, which speaks SGLang's HTTP, in a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "webrl.embedded", "--model-path", str(policy), "--port", port]
-    with (policy / "server.log").open("wb") as log:
-        server = await asyncio.create_subprocess_exec(*command, "--watch-parent", stderr=log)
+    command = [sys.executable, "-m", "webrl.embedded", "--end-with-stdin", "--log-level", "warning"]
+    server = await asyncio.create_subprocess_exec(
+        *command, "--model-path", str(policy), "--port", port, stdin=asyncio.subprocess.PIPE
+    )
     try:
         async with SGLangClient(f"http://127.0.0.1:{port}") as client:
             await client.wait_until_healthy(deadline_s=60.0)
             yield client
     finally:
-        server.terminate()
+        if server.returncode is None:
+            server.terminate()
         await server.wait()
 
 
