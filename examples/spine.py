@@ -150,9 +150,8 @@ def row_of(step: Step, row_id: str, advantage: float) -> TrainRow:
 
 def make_actor(policy: Path, processor: PolicyProcessor, images: Mapping[str, bytes]) -> FSDPActor:
     """Return the policy that is trained, as one rank in this process."""
-    # Per token, L = -w * min(r * A, clip(r) * A). w = proximal / behavior makes up for staleness: a
-    # weight, never clipped. r = current / proximal is what this very update has changed, and the
-    # only ratio that is clipped.
+    # Per token L = -w * min(r * A, clip(r) * A): w = proximal / behavior makes up for staleness and
+    # is never clipped; r = current / proximal, what this very update has changed, alone is.
     loss = awrl_trainer.LossConfig(
         use_decoupled_loss=True,
         proximal_method="recompute",
@@ -201,8 +200,7 @@ async def train(policy: Path, num_updates: int) -> None:
         ]
 
     def forget(records: Sequence[EpisodeRecord], reason: str) -> None:
-        for record in records:
-            pixels.release(record.episode_id)
+        pixels.release(*(record.episode_id for record in records))
 
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
