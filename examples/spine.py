@@ -122,8 +122,8 @@ def has_no_contrast(group: Sequence[EpisodeRecord]) -> str | None:
 def rows_of(batch: awrl_rollout.RolloutBatch) -> list[TrainRow]:
     """Return one row per step. Members that expired count in the advantages, and have no rows."""
     records = [record for group in batch for record in group.records]
-    rewards = torch.tensor([record.reward for record in records], dtype=torch.float64)
-    advantages, _ = group_normalized_advantages(rewards, [record.group_id for record in records])
+    rewards, ids = [record.reward for record in records], [record.group_id for record in records]
+    advantages = group_normalized_advantages(rewards, ids)
     trainable = {record.episode_id for group in batch for record in group.trainable}
     return [
         row_of(step, f"{record.episode_id}#{number}", advantage)

@@ -51,8 +51,11 @@ from webrl.training.rows import (
     group_advantages,
 )
 
-LOSSES = {"decoupled": True, "coupled": False}
-"""Name of an update, and its `use_decoupled_loss`."""
+LOSSES = {
+    "decoupled": {"use_decoupled_loss": True, "proximal_method": "recompute"},
+    "coupled": {"use_decoupled_loss": False, "proximal_method": "behavior"},
+}
+"""Name of an update, and what makes its loss."""
 
 KEPT = {
     "clip": "clip/fraction",
@@ -150,10 +153,10 @@ class Probes:
             name: actor(
                 dataclasses.replace(
                     spec.actor,
-                    loss=dataclasses.replace(spec.actor.loss, use_decoupled_loss=is_decoupled),
+                    loss=dataclasses.replace(spec.actor.loss, **changes),
                 )
             )
-            for name, is_decoupled in LOSSES.items()
+            for name, changes in LOSSES.items()
         }
 
     def measure(self, rows: Sequence[TrainRow]) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Time and memory of the losses and of the log-prob paths, as one JSON object on standard output.
+"""Time and memory of the loss and of the log-prob paths, as one JSON object on standard output.
 
 Needs torch and, on the path, `awrl_ppo_loss`; nothing else. Compared as well where they import:
 liger-kernel and cut-cross-entropy, by the function nearest to a log-prob of given tokens.
@@ -11,6 +11,8 @@ are medians (with the fastest beside them). Peak memory is what the allocator he
 what it held before the call, so without hidden states and head but with their gradients.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import statistics
@@ -18,16 +20,16 @@ import time
 from collections.abc import Callable
 
 import torch
-from awrl_ppo_loss import (
-    decoupled_ppo_loss,
-    logprobs_from_logits,
-    ppo_loss,
-)
+from areal_like import areal_like_loss
+from awrl_ppo_loss import PolicyBatch, PolicyLossConfig, policy_loss
 from logprob_variants import Sizes, Variant, all_variants
-from torch import Tensor
+from torch import Tensor, nn
 
-LOSS_TOKENS = (2_048, 16_384, 131_072)
-"""Sizes of a micro-batch at which the two losses are compared."""
+LOSS_TOKENS = (4_096, 65_536)
+"""Sizes of a micro-batch at which the loss is compared with that of AReaL."""
+
+CONFIG = PolicyLossConfig(weight_cap=5.0)
+"""Decoupled PPO with a cap of the importance weight, without which AReaL does not apply it."""
 
 
 def synchronize(device: str) -> None:
@@ -75,18 +77,18 @@ def bench_logprobs(sizes: Sizes) -> dict[str, object]:
         return torch.randn(shape, generator=generator, device=sizes.device)
 
     hidden = normal(sizes.tokens, sizes.hidden).to(sizes.dtype).requires_grad_()
-    head = (normal(sizes.vocabulary, sizes.hidden) * sizes.hidden**-0.5).to(sizes.dtype)
-    head.requires_grad_()
+    head = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False, device=sizes.device)
+    head.to(sizes.dtype)
     labels = torch.randint(
         sizes.vocabulary, (sizes.tokens,), generator=generator, device=sizes.device
     )
     upstream = normal(sizes.tokens)
-    variants, missing = all_variants(sizes)
+    variants, missing = all_variants()
 
     def run(variant: Variant) -> list[Tensor]:
         value = variant.call(hidden, head, labels)
         total = (value.float() * upstream).sum() if value.dim() else value
-        return [value.detach(), *torch.autograd.grad(total, (hidden, head))]
+        return [value.detach(), *torch.autograd.grad(total, (hidden, head.weight))]
 
     errors: dict[str, object] = {}
     expected = run(variants[0])
@@ -133,66 +135,54 @@ def ratios(times: dict[str, object], base: str) -> dict[str, float]:
 
 
 def bench_losses(sizes: Sizes) -> dict[str, object]:
-    """Compare decoupled with coupled PPO: alone, and behind log-probs from logits."""
+    """Compare the decoupled loss with the operations of AReaL's, of equal value and gradient."""
     results: dict[str, object] = {}
     for tokens in LOSS_TOKENS:
         generator = torch.Generator(sizes.device).manual_seed(1)
         noise = torch.randn(4, tokens, generator=generator, device=sizes.device)
         proximal = noise[0] - 2
         current = (proximal + 0.1 * noise[1]).requires_grad_()
-        behavior = proximal + 0.2 * noise[2]
+        behavior = proximal + 0.5 * noise[2]
         mask = torch.rand(tokens, generator=generator, device=sizes.device) < 0.7
+        batch = PolicyBatch(
+            current_logprobs=current,
+            proximal_logprobs=proximal,
+            behavior_logprobs=behavior,
+            advantages=noise[3],
+            mask=mask,
+        )
 
-        def coupled(
-            c: Tensor = current, b: Tensor = behavior, a: Tensor = noise[3], m: Tensor = mask
-        ) -> object:
-            return torch.autograd.grad(ppo_loss(c, b, a, m).loss, c)
+        def areal(batch: PolicyBatch = batch) -> Tensor:
+            loss, _ = areal_like_loss(batch, cap=5.0)
+            return torch.autograd.grad(loss, batch.current_logprobs)[0]
 
-        def decoupled(
-            c: Tensor = current,
-            p: Tensor = proximal,
-            b: Tensor = behavior,
-            a: Tensor = noise[3],
-            m: Tensor = mask,
-        ) -> object:
-            return torch.autograd.grad(decoupled_ppo_loss(c, p, b, a, m).loss, c)
+        def ours(batch: PolicyBatch = batch) -> Tensor:
+            checked = PolicyBatch(
+                current_logprobs=batch.current_logprobs,
+                proximal_logprobs=batch.proximal_logprobs,
+                behavior_logprobs=batch.behavior_logprobs,
+                advantages=batch.advantages,
+                mask=batch.mask,
+            )
+            loss = policy_loss(checked, CONFIG).loss
+            return torch.autograd.grad(loss, batch.current_logprobs)[0]
+
+        def ours_with_metrics(batch: PolicyBatch = batch) -> Tensor:
+            out = policy_loss(batch, CONFIG)
+            assert out.metrics
+            return torch.autograd.grad(out.loss, batch.current_logprobs)[0]
 
         times = measure(
-            {"coupled": coupled, "decoupled": decoupled}, sizes.device, 20 * sizes.repeats
+            {"areal_like": areal, "ours": ours, "ours_with_metrics": ours_with_metrics},
+            sizes.device,
+            20 * sizes.repeats,
         )
-        results[str(tokens)] = {"times": times, "decoupled_over_coupled": ratios(times, "coupled")}
+        results[str(tokens)] = {
+            "times": times,
+            "over_areal_like": ratios(times, "areal_like"),
+            "relative_error_of_gradient": relative_error(ours(), areal()),
+        }
     return results
-
-
-def bench_step(sizes: Sizes) -> dict[str, object]:
-    """Compare the two losses behind the output head: what a trainer's step sees of them."""
-    tokens, vocabulary = min(sizes.tokens, 2_048), min(sizes.vocabulary, 32_768)
-    generator = torch.Generator(sizes.device).manual_seed(2)
-    logits = torch.randn(tokens, vocabulary, generator=generator, device=sizes.device)
-    logits = logits.to(sizes.dtype).requires_grad_()
-    labels = torch.randint(vocabulary, (tokens,), generator=generator, device=sizes.device)
-    with torch.no_grad():
-        proximal = logprobs_from_logits(logits, labels)
-    behavior = proximal + 0.1
-    advantages = torch.randn(tokens, generator=generator, device=sizes.device)
-    mask = labels >= 0
-
-    def coupled() -> object:
-        current = logprobs_from_logits(logits, labels)
-        return torch.autograd.grad(ppo_loss(current, behavior, advantages, mask).loss, logits)
-
-    def decoupled() -> object:
-        current = logprobs_from_logits(logits, labels)
-        out = decoupled_ppo_loss(current, proximal, behavior, advantages, mask)
-        return torch.autograd.grad(out.loss, logits)
-
-    times = measure({"coupled": coupled, "decoupled": decoupled}, sizes.device, sizes.repeats)
-    return {
-        "tokens": tokens,
-        "vocabulary": vocabulary,
-        "times": times,
-        "decoupled_over_coupled": ratios(times, "coupled"),
-    }
 
 
 def parse(arguments: list[str] | None = None) -> Sizes:
@@ -203,7 +193,6 @@ def parse(arguments: list[str] | None = None) -> Sizes:
     parser.add_argument("--hidden", type=int)
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
     options = parser.parse_args(arguments)
     is_cpu = options.device == "cpu"
     return Sizes(
@@ -213,7 +202,6 @@ def parse(arguments: list[str] | None = None) -> Sizes:
         vocabulary=options.vocabulary or (8_192 if is_cpu else 151_936),
         dtype=torch.float32 if is_cpu else torch.bfloat16,
         repeats=options.repeats,
-        use_compile=not is_cpu if options.compile is None else options.compile,
     )
 
 
@@ -230,8 +218,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         "vocabulary": sizes.vocabulary,
         "dtype": str(sizes.dtype),
         "logprobs": bench_logprobs(sizes),
-        "losses_alone": bench_losses(sizes),
-        "losses_behind_logits": bench_step(sizes),
+        "loss": bench_losses(sizes),
     }
 
 

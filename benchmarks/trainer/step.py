@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from awrl_ppo_loss import decoupled_ppo_loss
+from awrl_ppo_loss import PolicyBatch, policy_loss
 from awrl_trainer import (
     ActorConfig,
     Batch,
@@ -130,14 +130,14 @@ def plain_step(args: argparse.Namespace, model: Any, rows: list[TrainRow], input
             ]
         )
         constant = torch.full_like(logprobs, -11.9)
-        output = decoupled_ppo_loss(
-            logprobs,
-            logprobs.detach(),
-            constant,
-            torch.ones_like(logprobs),
-            trainable,
-            denominator=float(num_trainable),
+        tokens = PolicyBatch(
+            current_logprobs=logprobs,
+            proximal_logprobs=logprobs.detach(),
+            behavior_logprobs=constant,
+            advantages=torch.ones_like(logprobs),
+            mask=trainable,
         )
+        output = policy_loss(tokens, denominator=float(num_trainable))
         output.loss.backward()
 
     def step() -> None:

@@ -1,38 +1,53 @@
-"""Log-probs from logits against torch's own log-softmax: values, gradients, memory, refusals."""
+"""Log-probs from hidden states against the textbook: values, gradients, memory, refusals."""
+
+from __future__ import annotations
 
 import math
 from typing import Any
 
 import pytest
 import torch
-from awrl_ppo_loss import (
-    IGNORED_LABEL,
-    ArgumentError,
-    ArgumentTypeError,
-    OptionError,
-    logprobs_from_logits,
-)
+from awrl_ppo_loss import PolicyBatch, PPOLossError, logprobs_from_hidden, policy_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+D, V = 4, 7
 
-class LargestFloat32(TorchDispatchMode):
-    """Remembers the largest float32 tensor that any operation returned."""
 
-    def __init__(self) -> None:
+class MostRows(TorchDispatchMode):
+    """Remembers the most rows of a `[rows, V]` tensor that any operation returned, by dtype."""
+
+    def __init__(self, vocabulary_size: int) -> None:
         super().__init__()
-        self.numel = 0
+        self.vocabulary_size = vocabulary_size
+        self.rows: dict[torch.dtype, int] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(value, Tensor) and value.dtype == torch.float32:
-                self.numel = max(self.numel, value.numel())
+            if isinstance(value, Tensor) and value.shape[-1:] == (self.vocabulary_size,):
+                rows = value.numel() // self.vocabulary_size
+                self.rows[value.dtype] = max(self.rows.get(value.dtype, 0), rows)
         return result
+
+
+def linear(seed: int, dtype: torch.dtype = torch.float64, *, bias: bool = True) -> nn.Linear:
+    generator = torch.Generator().manual_seed(seed)
+    head = nn.Linear(D, V, bias=bias, dtype=dtype)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(values)
+    return head
+
+
+def states(seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randn(2, 3, D, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def naive(
@@ -44,10 +59,6 @@ def naive(
         logits.double().reshape(-1, logits.shape[-1]), labels.flatten().tolist(), strict=True
     ):
         kept = [i for i in range(len(row)) if i not in masked]
-        if label == IGNORED_LABEL:
-            logprobs.append(torch.zeros((), dtype=torch.float64))
-            entropies.append(torch.zeros((), dtype=torch.float64))
-            continue
         log_probs = (row[kept] / temperature).log_softmax(0)
         logprobs.append(log_probs[kept.index(label)])
         entropies.append(-(log_probs.exp() * log_probs).sum())
@@ -57,122 +68,172 @@ def naive(
 @given(
     seed=st.integers(0, 2**31),
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    chunk_tokens=st.sampled_from([1, 2, 4, 100]),
     temperature=st.sampled_from([1.0, 0.6, 1.7]),
-    masked=st.sampled_from([[], [1], [0, 4]]),
-    with_ignored=st.booleans(),
-    is_packed=st.booleans(),
+    masked=st.sampled_from([[], [6], [5, 6]]),
+    with_bias=st.booleans(),
+    uses=st.sampled_from(["logprobs", "entropy", "both"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_values_and_gradients_equal_the_textbook(
     seed: int,
     dtype: torch.dtype,
+    chunk_tokens: int,
     temperature: float,
     masked: list[int],
-    with_ignored: bool,
-    is_packed: bool,
+    with_bias: bool,
+    uses: str,
 ) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = (torch.randn(2, 3, 6, generator=generator, dtype=torch.float64) * 3).to(dtype)
-    labels = torch.tensor([2, 3, 5])[torch.randint(0, 3, (2, 3), generator=generator)]
-    if with_ignored:
-        labels[1, 1] = IGNORED_LABEL
-    if is_packed:
-        logits, labels = logits.reshape(6, 6), labels.reshape(6)
-    upstream = torch.randn(2, *labels.shape, generator=generator, dtype=torch.float64)
-    exact = logits.double().clone().requires_grad_()
-    expected = naive(exact, labels, temperature, masked)
-    (expected[0] * upstream[0] + expected[1] * upstream[1]).sum().backward()
-
-    leaf = logits.clone().requires_grad_()
-    logprobs, entropy = logprobs_from_logits(
-        leaf, labels, temperature=temperature, masked_token_ids=masked, with_entropy=True
+    labels = torch.tensor([[0, 1, 2], [3, 4, 0]])
+    upstream = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(seed)).double()
+    head = linear(seed, dtype, bias=with_bias)
+    hidden = states(seed, dtype).requires_grad_()
+    scores = logprobs_from_hidden(
+        hidden,
+        head,
+        labels,
+        temperature=temperature,
+        masked_token_ids=masked,
+        chunk_tokens=chunk_tokens,
     )
-    (logprobs * upstream[0] + entropy * upstream[1]).sum().backward()
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
-    assert logprobs.dtype == entropy.dtype
-    assert logprobs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    torch.testing.assert_close(logprobs.double(), expected[0], rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(entropy.double(), expected[1], rtol=tolerance, atol=tolerance)
-    assert leaf.grad is not None
-    grad_tolerance = 2e-2 if dtype == torch.bfloat16 else tolerance
-    torch.testing.assert_close(
-        leaf.grad.double(), exact.grad, rtol=grad_tolerance, atol=grad_tolerance
-    )
+    exact_head = linear(seed, torch.float64, bias=with_bias)
+    exact_head.load_state_dict(head.state_dict())
+    exact = hidden.detach().double().requires_grad_()
+    expected = naive(exact_head(exact), labels, temperature, masked)
+
+    def total(pair: tuple[Tensor, Tensor]) -> Tensor:
+        terms = {"logprobs": pair[0] * upstream[0], "entropy": pair[1] * upstream[1]}
+        return sum((terms[key] for key in terms if uses in (key, "both")), torch.zeros(())).sum()
+
+    total(expected).backward()
+    total(scores).backward()
+    tolerance = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 0.1}[dtype]
+    assert {value.dtype for value in scores} == {
+        torch.float64 if dtype == torch.float64 else torch.float32
+    }
+    for actual, wanted in zip(scores, expected, strict=True):
+        torch.testing.assert_close(actual.double(), wanted, rtol=tolerance, atol=tolerance)
+    leaves = zip([hidden, *head.parameters()], [exact, *exact_head.parameters()], strict=True)
+    for leaf, wanted in leaves:
+        assert leaf.grad is not None
+        assert wanted.grad is not None
+        torch.testing.assert_close(
+            leaf.grad.double(), wanted.grad, rtol=2 * tolerance, atol=2 * tolerance
+        )
 
 
-@pytest.mark.parametrize("with_entropy", [False, True])
-def test_gradcheck_holds_in_float64(with_entropy: bool) -> None:
-    logits = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    labels = torch.tensor([4, IGNORED_LABEL, 0])
+@pytest.mark.parametrize("part", [0, 1])
+def test_gradcheck_holds_in_float64(part: int) -> None:
+    head, labels = linear(5), torch.tensor([[0, 1, 2], [3, 4, 5]])
 
-    def score(x: Tensor) -> Tensor:
-        if not with_entropy:
-            return logprobs_from_logits(x, labels, temperature=0.7, masked_token_ids=[2])
-        logprobs, entropy = logprobs_from_logits(x, labels, temperature=0.7, with_entropy=True)
-        return torch.cat((logprobs, entropy))
+    def score(hidden: Tensor, *_: Tensor) -> Tensor:
+        return logprobs_from_hidden(
+            hidden, head, labels, temperature=0.8, masked_token_ids=[6], chunk_tokens=4
+        )[part]
 
-    assert torch.autograd.gradcheck(score, logits.requires_grad_())
+    leaves = [states(5).requires_grad_(), *head.parameters()]
+    assert torch.autograd.gradcheck(score, leaves)
 
 
-def test_no_float32_copy_of_all_logits_exists_forward_or_backward(
+def test_a_head_may_be_any_module_even_none_at_all() -> None:
+    class Capped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear(2)
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return 3 * torch.tanh(self.linear(hidden) / 3)
+
+    head, hidden = Capped(), states(2).requires_grad_()
+    labels = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    wanted = naive(head(hidden), labels, 1.0, [])
+    grads = torch.autograd.grad(sum(wanted).sum(), [hidden, *head.parameters()])  # type: ignore[union-attr]
+    scores = logprobs_from_hidden(hidden, head, labels, chunk_tokens=2)
+    actual = torch.autograd.grad(sum(scores).sum(), [hidden, *head.parameters()])  # type: ignore[union-attr]
+    torch.testing.assert_close(actual, grads)
+    logits = head(hidden).detach()
+    from_logits = logprobs_from_hidden(logits, nn.Identity(), labels)
+    torch.testing.assert_close(from_logits.logprobs, wanted[0].detach())
+
+
+def test_a_frozen_head_or_frozen_states_get_no_gradient() -> None:
+    labels = torch.zeros(2, 3, dtype=torch.long)
+    hidden, head = states(1), linear(1)
+    logprobs_from_hidden(hidden, head, labels, chunk_tokens=2).logprobs.sum().backward()
+    assert hidden.grad is None
+    assert head.weight.grad is not None
+    head.zero_grad()
+    head.requires_grad_(False)
+    hidden.requires_grad_()
+    logprobs_from_hidden(hidden, head, labels, chunk_tokens=2).logprobs.sum().backward()
+    assert hidden.grad is not None
+    assert head.weight.grad is None
+
+
+def test_logits_of_one_chunk_exist_at_a_time_and_float32_of_one_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("awrl_ppo_loss.scoring.BLOCK_ELEMENTS", 4 * 64)
-    logits = torch.randn(32, 64, generator=torch.Generator().manual_seed(2))
-    low = logits.bfloat16().requires_grad_()
-    labels = torch.arange(32)
-    with LargestFloat32() as largest:
-        logprobs_from_logits(low, labels, temperature=0.5, masked_token_ids=[63]).sum().backward()
-    assert 0 < largest.numel <= 4 * 64
-    blocks = low.grad
-    monkeypatch.undo()
-    low.grad = None
-    logprobs_from_logits(low, labels, temperature=0.5, masked_token_ids=[63]).sum().backward()
-    assert blocks is not None
-    assert low.grad is not None
-    assert torch.equal(blocks, low.grad)
+    monkeypatch.setattr("awrl_ppo_loss.logprobs.BLOCK_ELEMENTS", 2 * 50)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(40, D, generator=generator).bfloat16().requires_grad_()
+    head = nn.Linear(D, 50, bias=False, dtype=torch.bfloat16)
+    with MostRows(50) as most:
+        scores = logprobs_from_hidden(
+            hidden, head, torch.arange(40), temperature=0.7, masked_token_ids=[49], chunk_tokens=8
+        )
+        (scores.logprobs + scores.entropy).sum().backward()
+    assert most.rows[torch.bfloat16] == 8
+    assert most.rows[torch.float32] == 2
 
 
-def test_ignored_positions_are_never_looked_at() -> None:
-    logits = torch.tensor([[0.0, 1.0], [math.nan, math.inf]], requires_grad=True)
-    labels = torch.tensor([1, IGNORED_LABEL])
-    logprobs, entropy = logprobs_from_logits(logits, labels, with_entropy=True)
-    (logprobs + entropy).sum().backward()
-    assert logprobs[1].item() == entropy[1].item() == 0.0
-    assert logits.grad is not None
-    assert logits.grad[1].tolist() == [0.0, 0.0]
-    assert logits.grad[0].isfinite().all()
+def test_a_head_gradient_does_not_lose_precision_with_more_chunks() -> None:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(1024, 32, generator=generator).bfloat16()
+    weight = (torch.randn(64, 32, generator=generator) * 0.2).bfloat16()
+    labels = torch.randint(0, 64, (1024,), generator=generator)
 
+    def gradients(dtype: torch.dtype, chunk_tokens: int) -> list[Tensor]:
+        head = nn.Linear(32, 64, dtype=dtype)
+        with torch.no_grad():
+            head.weight.copy_(weight)
+            head.bias.zero_()
+        scores = logprobs_from_hidden(hidden.to(dtype), head, labels, chunk_tokens=chunk_tokens)
+        scores.logprobs.sum().backward()
+        grads = [leaf.grad for leaf in head.parameters() if leaf.grad is not None]
+        assert [grad.dtype for grad in grads] == [dtype, dtype]
+        return [grad.double() for grad in grads]
 
-def test_all_positions_ignored_gives_zeros() -> None:
-    logits = torch.randn(2, 3, 4, requires_grad=True)
-    logprobs = logprobs_from_logits(logits, torch.full((2, 3), IGNORED_LABEL))
-    logprobs.sum().backward()
-    assert torch.equal(logprobs, torch.zeros(2, 3))
-    assert logits.grad is not None
-    assert torch.equal(logits.grad, torch.zeros(2, 3, 4))
+    exact = gradients(torch.float64, 1024)
+
+    def errors(chunk_tokens: int) -> list[float]:
+        pairs = zip(gradients(torch.bfloat16, chunk_tokens), exact, strict=True)
+        return [((mine - theirs).norm() / theirs.norm()).item() for mine, theirs in pairs]
+
+    for one, many in zip(errors(1024), errors(4), strict=True):
+        assert many <= 1.5 * one
+        assert many < 5e-3
 
 
 def test_masked_ids_leave_the_softmax_and_get_no_gradient() -> None:
     logits = torch.tensor([[1.0, 50.0, 2.0]], requires_grad=True)
-    logprobs, entropy = logprobs_from_logits(
-        logits, torch.tensor([0]), masked_token_ids=torch.tensor([1]), with_entropy=True
-    )
-    assert logprobs.item() == pytest.approx(1 - math.log(math.e + math.e**2))
-    (logprobs + entropy).sum().backward()
+    scores = logprobs_from_hidden(logits, nn.Identity(), torch.tensor([0]), masked_token_ids=[1])
+    assert scores.logprobs.item() == pytest.approx(1 - math.log(math.e + math.e**2))
+    (scores.logprobs + scores.entropy).sum().backward()
     assert logits.grad is not None
     assert logits.grad[0, 1].item() == 0.0
     assert logits.grad.isfinite().all()
 
 
 def test_a_label_that_the_sampler_could_not_emit_has_probability_zero() -> None:
-    logprobs = logprobs_from_logits(torch.zeros(1, 3), torch.tensor([1]), masked_token_ids=[1])
-    assert logprobs.item() == -math.inf
+    scores = logprobs_from_hidden(
+        torch.zeros(1, 3), nn.Identity(), torch.tensor([1]), masked_token_ids=[1]
+    )
+    assert scores.logprobs.item() == -math.inf
 
 
 def test_near_certainty_the_gradient_keeps_its_relative_precision() -> None:
     logits = torch.tensor([[12.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
-    logprobs_from_logits(logits, torch.tensor([0])).sum().backward()
+    logprobs_from_hidden(logits, nn.Identity(), torch.tensor([0])).logprobs.sum().backward()
     expected = 1 - 1 / (1 + math.exp(-12))
     assert logits.grad is not None
     assert logits.grad[0].tolist() == pytest.approx([expected, -expected], rel=1e-2)
@@ -180,54 +241,83 @@ def test_near_certainty_the_gradient_keeps_its_relative_precision() -> None:
 
 def test_huge_logits_stay_finite() -> None:
     logits = torch.tensor([[1e30, -1e30, 0.0]], requires_grad=True)
-    logprobs, entropy = logprobs_from_logits(logits, torch.tensor([0]), with_entropy=True)
-    (logprobs + entropy).sum().backward()
-    assert (logprobs.item(), entropy.item()) == (0.0, 0.0)
+    scores = logprobs_from_hidden(logits, nn.Identity(), torch.tensor([0]))
+    (scores.logprobs + scores.entropy).sum().backward()
+    assert (scores.logprobs.item(), scores.entropy.item()) == (0.0, 0.0)
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
 
 
+def test_temperature_divides_the_logits() -> None:
+    logits = torch.tensor([[[2.0, 0.0]]])
+    scores = logprobs_from_hidden(logits, nn.Identity(), torch.tensor([[0]]), temperature=0.5)
+    assert scores.logprobs.item() == pytest.approx(-0.018150, abs=1e-6)
+
+
+def test_no_token_gives_no_statistics_and_zero_gradients() -> None:
+    head, hidden = linear(0), torch.zeros(0, D, dtype=torch.float64, requires_grad=True)
+    scores = logprobs_from_hidden(hidden, head, torch.zeros(0, dtype=torch.long))
+    scores.logprobs.sum().backward()
+    assert scores.entropy.shape == (0,)
+    assert head.weight.grad is not None
+    assert torch.equal(head.weight.grad, torch.zeros_like(head.weight))
+
+
+def test_it_feeds_the_loss_and_trains_the_head() -> None:
+    head, hidden = linear(6, torch.float32), states(6, torch.float32)
+    labels = torch.tensor([[1, 2, 3], [4, 5, 0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    with torch.no_grad():
+        behavior = logprobs_from_hidden(hidden, head, labels).logprobs
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.5)
+    for _ in range(3):
+        current = logprobs_from_hidden(hidden, head, labels)
+        optimizer.zero_grad()
+        batch = PolicyBatch(
+            current_logprobs=current.logprobs,
+            behavior_logprobs=behavior,
+            advantages=torch.ones(2, 3),
+            mask=mask,
+        )
+        policy_loss(batch).loss.backward()
+        optimizer.step()
+    after = logprobs_from_hidden(hidden, head, labels).logprobs
+    assert after[mask].mean() > behavior[mask].mean()
+
+
+def test_the_backward_pass_computes_the_logits_as_autocast_did() -> None:
+    head, hidden = linear(9, torch.float32), states(9, torch.float32).requires_grad_()
+    labels = torch.zeros(2, 3, dtype=torch.long)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = logprobs_from_hidden(hidden, head, labels)
+        logits = head(hidden)
+    wanted = logits.float().log_softmax(-1)[..., 0]
+    torch.testing.assert_close(scores.logprobs, wanted)
+    (actual,) = torch.autograd.grad(scores.logprobs.sum(), hidden)
+    (expected,) = torch.autograd.grad(wanted.sum(), hidden)
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize(
-    ("logits", "labels", "options", "error", "message"),
+    ("changes", "message"),
     [
-        (torch.zeros(2, 3), torch.zeros(3).long(), {}, ArgumentError, r"labels must be of shape"),
-        (torch.zeros(2, 3), torch.zeros(2), {}, ArgumentTypeError, "labels must be a tensor of an"),
-        (torch.zeros(2, 3).long(), torch.zeros(2).long(), {}, ArgumentTypeError, "logits must be"),
-        (torch.zeros(3), torch.tensor(0), {}, ArgumentError, "logits must be of shape"),
-        (torch.zeros(1, 3), torch.tensor([3]), {}, ArgumentError, r"labels must be in \[0, 3\)"),
-        (torch.zeros(1, 3), torch.tensor([-1]), {}, ArgumentError, "got -1"),
-        (
-            torch.zeros(1, 3),
-            torch.tensor([0]),
-            {"masked_token_ids": [7]},
-            ArgumentError,
-            r"masked_token_ids must be in \[0, 3\), got 7",
-        ),
-        (
-            torch.zeros(1, 2),
-            torch.tensor([0]),
-            {"masked_token_ids": [0, 1]},
-            ArgumentError,
-            "masked_token_ids must leave a token to sample, got all 2 ids",
-        ),
-        (
-            torch.zeros(1, 3),
-            torch.tensor([0]),
-            {"masked_token_ids": torch.zeros(1)},
-            ArgumentTypeError,
-            "masked_token_ids must be a tensor of an integer dtype",
-        ),
-        (
-            torch.zeros(1, 3),
-            torch.tensor([0]),
-            {"temperature": 0.0},
-            OptionError,
-            r"temperature must be a finite number > 0, got 0\.0",
-        ),
+        ({"hidden": torch.zeros(2, 3, D).long()}, "hidden must be floating"),
+        ({"labels": torch.zeros(2).long()}, r"hidden must be floating \[2, 'D'\] beside labels"),
+        ({"labels": torch.zeros(2, 3)}, "labels must be of an integer dtype"),
+        ({"labels": torch.full((2, 3), V)}, rf"labels must be in \[0, {V}\), got 7"),
+        ({"labels": torch.full((2, 3), -100)}, rf"labels must be in \[0, {V}\), got -100"),
+        ({"masked_token_ids": [9]}, r"masked_token_ids must be in \[0, 7\), got 9"),
+        ({"masked_token_ids": range(V)}, "masked_token_ids must leave a token to sample"),
+        ({"chunk_tokens": 0}, "chunk_tokens must be a finite number >= 1, got 0"),
+        ({"temperature": -1}, "temperature must be a finite number > 0, got -1"),
+        ({"temperature": math.inf}, "temperature must be a finite number > 0, got inf"),
     ],
 )
-def test_wrong_arguments_are_named(
-    logits: Tensor, labels: Tensor, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        logprobs_from_logits(logits, labels, **options)
+def test_wrong_arguments_are_named(changes: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "hidden": torch.zeros(2, 3, D),
+        "head": linear(0, torch.float32),
+        "labels": torch.zeros(2, 3, dtype=torch.long),
+    }
+    with pytest.raises(PPOLossError, match=message):
+        logprobs_from_hidden(**{**arguments, **changes})

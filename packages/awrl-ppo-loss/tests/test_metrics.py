@@ -1,10 +1,13 @@
 """Metrics have hand-computed values, and merge into those of the whole."""
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import pytest
 import torch
-from awrl_ppo_loss import cispo_loss, decoupled_ppo_loss, gspo_loss, merge_metrics, ppo_loss
+from awrl_ppo_loss import PolicyBatch, PolicyLossConfig, merge_metrics, policy_loss
 from torch import Tensor
 
 KEYS = {
@@ -30,14 +33,30 @@ def logs(*ratios: float) -> Tensor:
     return torch.tensor([[math.log(ratio) for ratio in ratios]], dtype=torch.float64)
 
 
+def metrics_of(
+    current: Tensor,
+    proximal: Tensor | None,
+    behavior: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    **options: Any,
+) -> dict[str, Tensor | float]:
+    batch = PolicyBatch(
+        current_logprobs=current,
+        proximal_logprobs=proximal,
+        behavior_logprobs=behavior,
+        advantages=advantages,
+        mask=mask,
+    )
+    return policy_loss(batch, PolicyLossConfig(**options)).metrics
+
+
 def test_every_metric_has_its_hand_computed_value() -> None:
     update, staleness = logs(1.5, 0.5, 0.9, 0.5, 7.0), logs(2.0, 1.0, 0.5, 4.0, 9.0)
     mask = torch.tensor([[True, True, True, True, False]])
     advantages = torch.tensor([[1.0, -1.0, 1.0, 1.0, 1.0]])
-    out = decoupled_ppo_loss(
-        update, torch.zeros_like(update), -staleness, advantages, mask, behav_imp_weight_cap=3.0
-    )
-    metrics = {key: float(value) for key, value in out.metrics.items()}
+    out = metrics_of(update, torch.zeros_like(update), -staleness, advantages, mask, weight_cap=3.0)
+    metrics = {key: float(value) for key, value in out.items()}
     weights = [2.0, 1.0, 0.5, 0.0]
     square_mean = sum(w * w for w in weights) / 4
     expected = {
@@ -62,18 +81,19 @@ def test_every_metric_has_its_hand_computed_value() -> None:
 
 
 def test_the_maximum_is_that_of_trainable_tokens_even_below_one() -> None:
-    out = ppo_loss(
+    out = metrics_of(
         logs(0.25, 0.5, 9.0),
+        None,
         torch.zeros(1, 3),
         torch.ones(1, 3),
         torch.tensor([[True, True, False]]),
     )
-    assert float(out.metrics["update_ratio/max"]) == pytest.approx(0.5)
+    assert float(out["update_ratio/max"]) == pytest.approx(0.5)
 
 
 def test_the_coupled_loss_reports_a_weight_of_one() -> None:
     zeros = torch.zeros(1, 2)
-    metrics = ppo_loss(zeros, zeros, zeros, zeros == 0).metrics
+    metrics = metrics_of(zeros, None, zeros, zeros, zeros == 0)
     assert metrics.keys() == KEYS
     assert float(metrics["staleness_ratio/ess_fraction"]) == 1.0
 
@@ -81,17 +101,15 @@ def test_the_coupled_loss_reports_a_weight_of_one() -> None:
 def test_equal_weights_have_a_full_effective_sample_size_and_one_large_weight_has_not() -> None:
     zeros = torch.zeros(1, 4, dtype=torch.float64)
     mask = zeros == 0
-    alike = decoupled_ppo_loss(zeros, zeros, zeros - 2, zeros, mask).metrics
+    alike = metrics_of(zeros, zeros, zeros - 2, zeros, mask)
     assert float(alike["staleness_ratio/ess_fraction"]) == pytest.approx(1.0)
-    single = decoupled_ppo_loss(zeros, zeros, -logs(1e6, 1, 1, 1), zeros, mask).metrics
+    single = metrics_of(zeros, zeros, -logs(1e6, 1, 1, 1), zeros, mask)
     assert float(single["staleness_ratio/ess_fraction"]) == pytest.approx(0.25, rel=1e-4)
 
 
 def test_dropping_every_token_gives_an_effective_sample_size_of_zero() -> None:
     zeros = torch.zeros(1, 2)
-    out = decoupled_ppo_loss(
-        zeros, zeros, zeros - 3, zeros, zeros == 0, behav_imp_weight_cap=1.0
-    ).metrics
+    out = metrics_of(zeros, zeros, zeros - 3, zeros, zeros == 0, weight_cap=1.0)
     assert float(out["staleness_ratio/ess_fraction"]) == 0.0
     assert float(out["staleness_ratio/capped_fraction"]) == 1.0
 
@@ -99,9 +117,16 @@ def test_dropping_every_token_gives_an_effective_sample_size_of_zero() -> None:
 def test_cispo_counts_ratios_outside_the_bounds_whatever_the_advantage() -> None:
     mask = torch.tensor([[True, True, True, False]])
     zeros = torch.zeros(1, 4)
-    metrics = cispo_loss(
-        logs(0.5, 2.0, 3.0, 0.1), zeros, zeros, zeros - 1, mask, clip_low=0.2, clip_high=1.5
-    ).metrics
+    metrics = metrics_of(
+        logs(0.5, 2.0, 3.0, 0.1),
+        zeros,
+        zeros,
+        zeros - 1,
+        mask,
+        objective="cispo",
+        clip_low=0.2,
+        clip_high=1.5,
+    )
     assert metrics.keys() == KEYS
     assert float(metrics["clip/low_fraction"]) == pytest.approx(1 / 3)
     assert float(metrics["clip/high_fraction"]) == pytest.approx(1 / 3)
@@ -110,7 +135,7 @@ def test_cispo_counts_ratios_outside_the_bounds_whatever_the_advantage() -> None
 def test_gspo_metrics_speak_of_the_sequence_s_ratio() -> None:
     current = logs(4.0, 1.0)
     zeros = torch.zeros(1, 2)
-    metrics = gspo_loss(current, zeros, zeros, zeros + 1, zeros == 0).metrics
+    metrics = metrics_of(current, zeros, zeros, zeros + 1, zeros == 0, objective="gspo")
     assert metrics.keys() == KEYS
     assert float(metrics["update_ratio/max"]) == pytest.approx(2.0)
     assert float(metrics["clip/high_fraction"]) == 1.0
@@ -119,7 +144,7 @@ def test_gspo_metrics_speak_of_the_sequence_s_ratio() -> None:
 def test_metrics_carry_no_gradient() -> None:
     current = torch.zeros(1, 2, requires_grad=True)
     zeros = torch.zeros(1, 2)
-    for value in decoupled_ppo_loss(current, zeros, zeros, zeros, zeros == 0).metrics.values():
+    for value in metrics_of(current, zeros, zeros, zeros, zeros == 0).values():
         assert not (isinstance(value, Tensor) and value.requires_grad)
 
 
@@ -135,6 +160,6 @@ def test_merging_weighs_means_by_tokens_and_takes_maxima() -> None:
 
 def test_merging_parts_without_tokens_gives_zeros() -> None:
     zeros = torch.zeros(1, 2)
-    part = decoupled_ppo_loss(zeros, zeros, zeros, zeros, zeros != 0).metrics
+    part = metrics_of(zeros, zeros, zeros, zeros, zeros != 0)
     merged = merge_metrics([part, part])
     assert set(merged.values()) == {0.0}

@@ -1,23 +1,16 @@
-"""Every policy loss against a float64 loop over tokens, on random shapes, values and gradients."""
+"""The policy loss against a float64 loop over tokens, on random shapes, values and gradients."""
 
-import inspect
-from collections.abc import Callable
+from __future__ import annotations
+
+import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
-from awrl_ppo_loss import (
-    MAX_RATIO,
-    Aggregation,
-    LossOutput,
-    cispo_loss,
-    decoupled_ppo_loss,
-    gspo_loss,
-    masked_is_loss,
-    ppo_loss,
-    truncated_is_loss,
-)
+from awrl_ppo_loss import PolicyBatch, PolicyLossConfig, policy_loss
+from awrl_ppo_loss.config import Aggregation, Importance, Objective
+from awrl_ppo_loss.loss import MAX_KL, MAX_LOG_RATIO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -77,150 +70,118 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def reduce(case: Case, per_token: "PerToken", aggregation: Aggregation) -> Tensor:
+PerToken = dict[tuple[int, ...], Tensor]
+Options = dict[str, Any]
+
+
+def reduce(case: Case, per_token: PerToken, aggregation: Aggregation) -> Tensor:
     sequences = case.sequences()
-    num_tokens, num_sequences = max(len(case.places()), 1), max(len(sequences), 1)
     total = torch.zeros((), dtype=torch.float64)
     for places in sequences:
         for place in places:
             value = per_token[place]
             if aggregation == "token_mean":
-                total = total + value / num_tokens
+                total = total + value / len(case.places())
             elif aggregation == "sequence_mean":
-                total = total + value / len(places) / num_sequences
-            elif aggregation == "step_constant":
-                total = total + value / num_tokens / 7.0
+                total = total + value / len(places) / len(sequences)
             else:
-                total = total + value / num_sequences / 7.0
+                total = total + value / len(sequences)
     return total
 
 
-def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    return (numerator - denominator).exp().clamp(max=MAX_RATIO)
+def bounded_ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 
-Options = dict[str, Any]
-PerToken = dict[tuple[int, ...], Tensor]
-Reference = Callable[[Case, Tensor, Options], PerToken]
+def weight_of(case: Case, at: tuple[int, ...], places: list[tuple[int, ...]], o: Options) -> float:
+    """The importance weight by the words of its documentation, in plain numbers."""
+    logs = [float(case.proximal[place] - case.behavior[place]) for place in places]
+    own = float(case.proximal[at] - case.behavior[at])
+    kind = o["importance"]
+    if kind.startswith("token"):
+        log_statistic = own
+    elif kind in ("sequence_mask", "sequence_truncate", "seq_sum_k1"):
+        log_statistic = sum(logs)
+    else:
+        log_statistic = sum(logs) / len(logs)
+    statistic = math.exp(min(log_statistic, MAX_LOG_RATIO))
+    low = 0.0 if o["weight_floor"] is None else o["weight_floor"]
+    high = math.inf if o["weight_cap"] is None else o["weight_cap"]
+    if low <= statistic <= high:
+        return math.exp(min(own, MAX_LOG_RATIO)) if kind.startswith("seq_") else statistic
+    return min(max(statistic, low), high) if kind.endswith("truncate") else 0.0
 
 
-def clipped_ratio(r: Tensor, a: Tensor, options: Options) -> Tensor:
-    low, high = options["clip_low"], options["clip_high"]
-    value = torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a)
-    dual = options.get("dual_clip")
-    return torch.maximum(value, dual * a) if dual is not None and a < 0 else value
+def objective_of(
+    case: Case, current: Tensor, at: tuple[int, ...], places: list[tuple[int, ...]], o: Options
+) -> Tensor:
+    log_ratio = current[at] - case.proximal[at]
+    if o["objective"] == "gspo":
+        # Equation 14 of the paper: sg[s] * pi / sg[pi].
+        mean = sum(float(current.detach()[place] - case.proximal[place]) for place in places) / len(
+            places
+        )
+        log_ratio = mean + current[at] - current[at].detach()
+    ratio, advantage = bounded_ratio(log_ratio), case.advantages[at]
+    clipped = ratio.clamp(1 - o["clip_low"], 1 + o["clip_high"])
+    if o["objective"] == "cispo":
+        return clipped.detach() * advantage * current[at]
+    value = torch.minimum(ratio * advantage, clipped * advantage)
+    if o["dual_clip"] is not None and advantage < 0:
+        return torch.maximum(value, o["dual_clip"] * advantage)
+    return value
 
 
-def capped(w: Tensor, options: Options) -> Tensor:
-    cap = options.get("behav_imp_weight_cap")
-    if cap is None or w <= cap:
-        return w
-    is_clamped = options["behav_imp_weight_action"] == "clamp"
-    return torch.full_like(w, cap) if is_clamped else torch.zeros_like(w)
-
-
-def reference_decoupled(case: Case, current: Tensor, options: Options) -> PerToken:
-    per_token: PerToken = {}
-    for at in case.places():
-        w = capped(ratio(case.proximal[at], case.behavior[at]), options)
-        r = ratio(current[at], case.proximal[at])
-        per_token[at] = -w * clipped_ratio(r, case.advantages[at], options)
-    return per_token
-
-
-def reference_coupled(case: Case, current: Tensor, options: Options) -> PerToken:
-    return {
-        at: -clipped_ratio(ratio(current[at], case.behavior[at]), case.advantages[at], options)
-        for at in case.places()
-    }
-
-
-def reference_truncated(case: Case, current: Tensor, options: Options) -> PerToken:
-    bounds = {"behav_imp_weight_cap": options["weight_high"], "behav_imp_weight_action": "clamp"}
-    return reference_decoupled(case, current, {**options, **bounds})
-
-
-def reference_masked(case: Case, current: Tensor, options: Options) -> PerToken:
-    per_token: PerToken = {}
-    for at in case.places():
-        w = ratio(case.proximal[at], case.behavior[at])
-        w = w if options["weight_low"] <= w <= options["weight_high"] else torch.zeros_like(w)
-        r = ratio(current[at], case.proximal[at])
-        per_token[at] = -w * clipped_ratio(r, case.advantages[at], options)
-    return per_token
-
-
-def reference_gspo(case: Case, current: Tensor, options: Options) -> PerToken:
+def reference_loss(case: Case, current: Tensor, options: Options) -> Tensor:
     per_token: PerToken = {}
     for places in case.sequences():
-        log_s = sum((current[at] - case.proximal[at] for at in places), torch.zeros(()))
-        log_w = sum((case.proximal[at] - case.behavior[at] for at in places), torch.zeros(()))
-        s, w = (log_s / len(places)).exp(), capped((log_w / len(places)).exp(), options)
         for at in places:
-            per_token[at] = -w * clipped_ratio(s, case.advantages[at], options)
-    return per_token
+            weight = weight_of(case, at, places, options)
+            per_token[at] = -weight * objective_of(case, current, at, places, options)
+    return reduce(case, per_token, options["aggregation"]) / (options["constant"] or 1.0)
 
 
-def reference_cispo(case: Case, current: Tensor, options: Options) -> PerToken:
-    per_token: PerToken = {}
-    for at in case.places():
-        w = capped(ratio(case.proximal[at], case.behavior[at]), options)
-        r = ratio(current[at], case.proximal[at]).detach()
-        r = r.clamp(1 - options["clip_low"], 1 + options["clip_high"])
-        per_token[at] = -w * r * case.advantages[at] * current[at]
-    return per_token
+BOUNDS = [(None, 0.9), (None, 1.5), (0.8, None), (0.9, 1.2), (0.999, 1.001)]
 
 
-OBJECTIVES: dict[str, tuple[Callable[..., LossOutput], Reference]] = {
-    "decoupled_ppo": (decoupled_ppo_loss, reference_decoupled),
-    "ppo": (ppo_loss, reference_coupled),
-    "truncated_is": (truncated_is_loss, reference_truncated),
-    "masked_is": (masked_is_loss, reference_masked),
-    "gspo": (gspo_loss, reference_gspo),
-    "cispo": (cispo_loss, reference_cispo),
-}
-CHOICES: dict[str, list[Any]] = {
-    "clip_low": [0.0, 0.1, 0.2, 1.0],
-    "clip_high": [0.0, 0.2, 0.35],
-    "dual_clip": [None, 1.5, 3.0],
-    "behav_imp_weight_cap": [None, 0.9, 1.1, 1.5],
-    "behav_imp_weight_action": ["mask", "clamp"],
-    "weight_low": [0.0, 0.8],
-    "weight_high": [1.05, 1.25, 5.0],
-}
-
-
-def options_of(objective: str) -> st.SearchStrategy[Options]:
-    """Any mix of the options that the loss has, its defaults among them."""
-    known = inspect.signature(OBJECTIVES[objective][0]).parameters
-    return st.fixed_dictionaries(
-        {name: st.sampled_from(values) for name, values in CHOICES.items() if name in known}
-    )
+@st.composite
+def options_of(draw: st.DrawFn, objective: Objective) -> Options:
+    """Any mix of options that the objective has, defaults among them."""
+    importance: Importance = draw(st.sampled_from(get_args(Importance)))
+    free = [(None, None)] if importance == "token_mask" else []
+    floor, cap = draw(st.sampled_from([*free, *BOUNDS]))
+    return {
+        "objective": objective,
+        "clip_low": draw(st.sampled_from([0.0, 0.1, 0.2, 1.0])),
+        "clip_high": draw(st.sampled_from([0.0, 0.2, 0.35])),
+        "dual_clip": draw(st.sampled_from([None] if objective == "cispo" else [None, 1.5, 3.0])),
+        "importance": importance,
+        "weight_floor": floor,
+        "weight_cap": cap,
+        "aggregation": draw(st.sampled_from(get_args(Aggregation))),
+        "constant": draw(st.sampled_from([None, 7.0])),
+    }
 
 
 @pytest.mark.requirement("decoupled-ratio")
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-5), (torch.bfloat16, 2e-5)]
 )
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@given(
-    case=cases(),
-    aggregation=st.sampled_from(
-        ["token_mean", "sequence_mean", "step_constant", "sequence_constant"]
-    ),
-    data=st.data(),
-)
+@pytest.mark.parametrize("is_coupled", [False, True])
+@pytest.mark.parametrize("objective", get_args(Objective))
+@given(case=cases(), data=st.data())
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 def test_value_and_gradient_equal_the_loop(
-    objective: str,
+    objective: Objective,
+    is_coupled: bool,
     dtype: torch.dtype,
     tolerance: float,
     case: Case,
-    aggregation: Aggregation,
     data: st.DataObject,
 ) -> None:
-    loss_function, reference = OBJECTIVES[objective]
     options = data.draw(options_of(objective))
+    if is_coupled:
+        case = replace(case, proximal=case.behavior)
     # The reference sees the rounded values, in float64: only the arithmetic is compared.
     exact = replace(
         case,
@@ -230,23 +191,22 @@ def test_value_and_gradient_equal_the_loop(
         advantages=case.advantages.to(dtype).double(),
     )
     leaf = exact.current.clone().requires_grad_()
-    expected = reduce(exact, reference(exact, leaf, options), aggregation)
+    expected = reference_loss(exact, leaf, options)
     if expected.requires_grad:
         expected.backward()
     expected_grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
     current = case.current.to(dtype).clone().requires_grad_()
-    constants = (case.proximal, case.behavior, case.advantages)
-    tensors = [current, *(value.to(dtype) for value in constants)]
-    if objective == "ppo":
-        del tensors[1]
-    out = loss_function(
-        *tensors,
-        case.mask,
-        aggregation=aggregation,
-        sequence_ids=case.sequence_ids,
-        constant=7.0 if "constant" in aggregation else None,
-        **options,
+    out = policy_loss(
+        PolicyBatch(
+            current_logprobs=current,
+            behavior_logprobs=case.behavior.to(dtype),
+            proximal_logprobs=None if is_coupled else case.proximal.to(dtype),
+            advantages=case.advantages.to(dtype),
+            mask=case.mask,
+            sequence_ids=case.sequence_ids,
+        ),
+        PolicyLossConfig(**options),
     )
     out.loss.backward()
     assert current.grad is not None
@@ -256,3 +216,44 @@ def test_value_and_gradient_equal_the_loop(
     torch.testing.assert_close(
         current.grad.double(), expected_grad, rtol=grad_tolerance, atol=grad_tolerance
     )
+
+
+@given(case=cases(), estimator=st.sampled_from(["k1", "k2", "k3"]), data=st.data())
+@settings(max_examples=NUM_EXAMPLES, deadline=None)
+def test_penalty_and_entropy_bonus_equal_the_loop(
+    case: Case, estimator: str, data: st.DataObject
+) -> None:
+    aggregation: Aggregation = data.draw(st.sampled_from(get_args(Aggregation)))
+    options: Options = {
+        "kl_estimator": estimator,
+        "aggregation": aggregation,
+        "kl_coefficient": 0.3,
+        "entropy_coefficient": 0.7,
+    }
+
+    def batch(current: Tensor, entropy: Tensor) -> PolicyBatch:
+        return PolicyBatch(
+            current_logprobs=current,
+            behavior_logprobs=case.behavior,
+            reference_logprobs=case.proximal,
+            entropy=entropy,
+            advantages=torch.zeros_like(case.advantages),
+            mask=case.mask,
+            sequence_ids=case.sequence_ids,
+        )
+
+    leaves = [case.current.clone().requires_grad_(), case.advantages.clone().requires_grad_()]
+    per_token: PerToken = {}
+    for at in case.places():
+        d = leaves[0][at] - case.proximal[at]
+        kinds = {"k1": d, "k2": d * d / 2, "k3": (-d).exp() - 1 + d}
+        bounded = kinds[estimator].clamp(-MAX_KL, MAX_KL)
+        per_token[at] = 0.3 * bounded - 0.7 * leaves[1][at]
+    expected = reduce(case, per_token, aggregation)
+    inputs = [case.current.clone().requires_grad_(), case.advantages.clone().requires_grad_()]
+    out = policy_loss(batch(*inputs), PolicyLossConfig(**options))
+    assert out.loss.item() == pytest.approx(expected.item(), abs=1e-11)
+    if case.places():
+        wanted = torch.autograd.grad(expected, leaves)
+        actual = torch.autograd.grad(out.loss, inputs)
+        torch.testing.assert_close(actual, wanted)

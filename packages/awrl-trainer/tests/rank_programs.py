@@ -129,8 +129,8 @@ def mini_batches_by_epochs(_: Path) -> Any:
     """Two steps an epoch, two epochs: proximal log-probs stay those of the start."""
     results: list[Any] = []
     for loss in (
-        LossConfig(aggregation="sequence_mean", behav_imp_weight_cap=1.1),
-        LossConfig(use_decoupled_loss=False, dual_clip=3.0),
+        LossConfig(aggregation="sequence_mean", weight_cap=1.1),
+        LossConfig(use_decoupled_loss=False, proximal_method="behavior", dual_clip=3.0),
         LossConfig(proximal_method="metrics", clip_low=0.01, clip_high=0.01),
     ):
         config = ActorConfig(

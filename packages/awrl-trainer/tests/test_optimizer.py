@@ -76,7 +76,19 @@ def test_a_decay_needs_its_end() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("proximal_method", "old"), ("entropy_coefficient", -1.0), ("temperature", 0.0)],
+    [
+        ("proximal_method", "linear"),
+        ("proximal_method", "behavior"),
+        ("entropy_coefficient", -1.0),
+        ("temperature", 0.0),
+        ("temperature", float("inf")),
+        ("clip_low", -1.0),
+        ("clip_high", float("nan")),
+        ("dual_clip", 1.0),
+        ("weight_cap", -1.0),
+        ("aggregation", "token-mean"),
+        ("importance", "drop"),
+    ],
 )
 def test_loss_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field} must be"):

@@ -12,13 +12,11 @@ class FixedLogits(nn.Module):
 
     def __init__(self, logits: list[float]) -> None:
         super().__init__()
-        self.logits = nn.Parameter(torch.tensor(logits))
+        self.head = nn.Linear(1, len(logits), bias=False)
+        self.head.weight = nn.Parameter(torch.tensor(logits)[:, None])
 
     def backbone(self, *, input_ids: Tensor) -> Tensor:
         return torch.ones(*input_ids.shape, 1)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden * self.logits
 
 
 def test_temperature_divides_logits_not_logprobs() -> None:

@@ -64,7 +64,11 @@ def test_after_shuffle_and_split_each_text_keeps_its_image(programs: ModuleType)
 
     actor = FSDPActor(
         TinyImagePolicy(),
-        config(num_mini_batches=2, token_budget=20, loss=LossConfig(use_decoupled_loss=False)),
+        config(
+            num_mini_batches=2,
+            token_budget=20,
+            loss=LossConfig(use_decoupled_loss=False, proximal_method="behavior"),
+        ),
         collate=remember,  # pyright: ignore[reportArgumentType]
     )
     actor.update(rows)

@@ -48,18 +48,41 @@ def test_only_the_listed_proximal_combinations_are_valid(
         assert "Valid ones: true, true, 'recompute'" in text
 
 
-def test_there_are_exactly_four_valid_proximal_combinations() -> None:
-    assert len(PROXIMAL_CHOICES) == 4
+def test_there_are_exactly_five_valid_proximal_combinations() -> None:
+    assert len(PROXIMAL_CHOICES) == 5
 
 
-def test_a_weight_cap_without_a_decoupled_loss_is_refused() -> None:
+@pytest.mark.parametrize("setting", ["behav_imp_weight_cap=5", "behav_imp_weight_floor=0.5"])
+def test_bounds_of_a_weight_without_a_decoupled_loss_are_refused(setting: str) -> None:
     text = problem_of(
         "laptop",
         "actor.use_decoupled_loss=false",
         "actor.recompute_logprob=false",
-        "actor.behav_imp_weight_cap=5",
+        f"actor.{setting}",
     )
-    assert "actor.behav_imp_weight_cap must be unset with use_decoupled_loss = false" in text
+    key = setting.partition("=")[0]
+    assert f"actor.{key} must be unset with use_decoupled_loss = false" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["c_clip=1.1"], "actor.c_clip must be above 1 + the upper clip distance = 1.2, got 1.1"),
+        (["c_clip=1.5", "eps_clip_higher=0.6"], "the upper clip distance = 1.6, got 1.5"),
+        (["c_clip=3", "loss=cispo"], "actor.c_clip must be unset with loss = 'cispo'"),
+        (
+            ["behav_imp_weight_cap=2", "behav_imp_weight_floor=2"],
+            "actor.behav_imp_weight_floor must be below behav_imp_weight_cap = 2",
+        ),
+        (
+            ["importance=sequence_mask"],
+            "actor.behav_imp_weight_cap must be set with importance = 'sequence_mask'",
+        ),
+        (["loss=grpo"], "actor.loss must be one of 'ppo', 'gspo', 'cispo'"),
+    ],
+)
+def test_options_of_the_loss_that_do_not_fit_are_refused(settings: list[str], message: str) -> None:
+    assert message in problem_of("laptop", *(f"actor.{setting}" for setting in settings))
 
 
 @pytest.mark.requirement("async-switch")

@@ -76,11 +76,6 @@ def test_a_group_of_one_gets_no_advantage(processor: PolicyProcessor) -> None:
     }
 
 
-def test_the_constant_k_divides_every_advantage(processor: PolicyProcessor) -> None:
-    members = [make_member(processor, "a", m, float(m), ["k"]) for m in (0, 1)]
-    assert group_advantages(members, AdvantageConfig(step_length=10))["a/1"] == pytest.approx(0.1)
-
-
 def test_only_groups_of_unequal_rewards_carry_a_gradient() -> None:
     assert zero_variance_reason([1.0, 1.0]) == "zero_variance"
     assert zero_variance_reason([]) is not None

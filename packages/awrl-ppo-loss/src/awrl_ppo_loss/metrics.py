@@ -1,29 +1,30 @@
 """Metrics of a policy loss, and their exact merge over micro-batches and ranks.
 
 Invariants:
-* all means are over trainable tokens, before any filter and before clipping;
+* all means are over trainable tokens, before any bound acts and before clipping;
 * merging the metrics of the parts gives the metrics of the whole, because each key says by its
-  last word how it merges: `num_*` sum, `*_max` maximum, all others a mean by `loss/num_tokens`.
+  last word how it merges: `num_*` sum, `*max` maximum, all others a mean by `loss/num_tokens`.
 
 Keys: `loss/num_tokens`; `clip/fraction`, `clip/low_fraction`, `clip/high_fraction`,
-`clip/dual_fraction` (share of tokens on which a bound acts: it lowers the objective);
-`update_ratio/mean`, `update_ratio/max` (current / proximal); `staleness_ratio/mean`,
-`staleness_ratio/max` (proximal / behavior, before any bound), `staleness_ratio/capped_fraction`
-(share of tokens whose weight was bounded); `staleness_ratio/ess_fraction` (effective sample size
-of the weight used, `(sum w)^2 / (n sum w^2)`, Kish 1965), with its parts
-`staleness_ratio/weight_mean` and `staleness_ratio/weight_square_mean`;
-`kl/proximal_current_k3` and `kl/behavior_proximal_k3` (Schulman 2020, `ratio - 1 - log ratio`).
+`clip/dual_fraction` (share of tokens on which a bound acts: it lowers the objective; with `cispo`
+the share outside the bounds, whatever the advantage); `update_ratio/mean`, `update_ratio/max`
+(current / proximal, with `gspo` that of the sequence); `staleness_ratio/mean`,
+`staleness_ratio/max` (proximal / behavior of the token, before any bound),
+`staleness_ratio/capped_fraction` (share of tokens on whose weight a bound acts);
+`staleness_ratio/ess_fraction` (effective sample size of the weights in use,
+`(sum w)^2 / (n sum w^2)`, Kish 1965), with its parts `staleness_ratio/weight_mean` and
+`staleness_ratio/weight_square_mean`; `kl/proximal_current_k3` and `kl/behavior_proximal_k3`
+(Schulman 2020, `ratio - 1 - log ratio`); where they are given, `kl/reference_mean` and
+`policy/entropy`.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from awrl_ppo_loss.output import Metrics
-from awrl_ppo_loss.ratios import Ratios, StalenessWeight
-from awrl_ppo_loss.selection import Selection
 
 NUM_TOKENS = "loss/num_tokens"
 """Key of the number of trainable tokens, the weight of every mean."""
@@ -32,94 +33,79 @@ _ESS = "staleness_ratio/ess_fraction"
 _WEIGHT_MEAN = "staleness_ratio/weight_mean"
 _WEIGHT_SQUARE_MEAN = "staleness_ratio/weight_square_mean"
 
-_CLIP_KEYS = ("clip/low_fraction", "clip/high_fraction")
 
-_TINY = 1e-300
-"""Keeps 0 / 0 out of the effective sample size when every weight is 0."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PolicyTerms:
+    """What the loss is made of, per token, without gradient; masked positions are finite."""
 
-_CONSTANTS: dict[str, Tensor | float] = {
-    "clip/dual_fraction": 0.0,
-    "staleness_ratio/mean": 1.0,
-    "staleness_ratio/max": 1.0,
-    "staleness_ratio/capped_fraction": 0.0,
-    _WEIGHT_MEAN: 1.0,
-    _WEIGHT_SQUARE_MEAN: 1.0,
-    _ESS: 1.0,
-    "kl/behavior_proximal_k3": 0.0,
-}
-"""Values of a coupled loss without a dual clip; whatever is measured takes their place."""
+    mask: Tensor
+    """Bool, true at trainable tokens."""
+    log_ratio: Tensor
+    """Log of current / proximal, of the token or of its sequence."""
+    ratio: Tensor
+    """Its bounded exponential."""
+    log_staleness: Tensor
+    """Log of proximal / behavior, of the token."""
+    staleness: Tensor
+    """Its bounded exponential."""
+    weight: Tensor
+    """Importance weight in use."""
+    is_capped: Tensor | None
+    """Where a bound of the weight acts; `None` without bounds."""
+    is_clipped: Tensor
+    """Where a bound of the update ratio acts."""
+    is_dual: Tensor | None
+    """Where the dual clip acts; `None` without one."""
+    divergence: Tensor | None
+    """Estimate of KL(current || reference); `None` without a reference."""
+    entropy: Tensor | None
+    """Of the current policy; `None` if it was not given."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClipCounts:
-    """On how many trainable tokens a bound of the update ratio acts."""
-
-    low_high: Tensor
-    """Float64 `[2]`: at the lower bound (ratio below it, advantage < 0), and at the upper one."""
-    dual: Tensor | None = None
-    """Float64 scalar: at the dual clip; `None` without one."""
-
-
-def policy_metrics(
-    selection: Selection, ratios: Ratios, clip: ClipCounts, weight: StalenessWeight | None
-) -> dict[str, Tensor | float]:
-    """Describe a policy loss; `weight` is `None` for a coupled one, whose weight is 1.
-
-    Args:
-        selection: Trainable positions.
-        ratios: The update ratio, and the staleness ratio unless the loss is coupled.
-        clip: On how many tokens the bounds act.
-        weight: The staleness weight in use.
-    """
-    num_tokens = selection.num_tokens
-    sums = ratios.values.sum(dim=1, dtype=torch.float64)
-    names = ["update_ratio", "staleness_ratio"][: len(sums)]
-    kl_names = ["kl/proximal_current_k3", "kl/behavior_proximal_k3"][: len(sums)]
-    keys = [f"{name}/mean" for name in names] + kl_names + list(_CLIP_KEYS)
-    parts = [sums, sums - num_tokens - ratios.log_sums, clip.low_high]
-    if weight is not None:
-        keys += [_WEIGHT_SQUARE_MEAN]
-        parts += [(weight.value * weight.value).sum(dtype=torch.float64)[None]]
-    for key, count in _optional_sums(clip, weight).items():
-        keys += [key]
-        parts += [count[None]]
-    means = torch.cat(parts) / num_tokens.clamp(min=1)
-    maxima = _largest_of_rows(ratios.values)
-    metrics: dict[str, Tensor | float] = {NUM_TOKENS: num_tokens, **_CONSTANTS}
-    metrics |= zip(keys, means.unbind(), strict=True)
-    metrics |= zip([f"{name}/max" for name in names], maxima.unbind(), strict=True)
-    metrics["clip/fraction"] = metrics["clip/low_fraction"] + metrics["clip/high_fraction"]
-    if weight is not None:
-        mean = means[1] if weight.is_bounded is None else metrics[_WEIGHT_MEAN]
-        square_mean = torch.as_tensor(metrics[_WEIGHT_SQUARE_MEAN])
-        metrics[_WEIGHT_MEAN] = mean
-        metrics[_ESS] = mean * mean / square_mean.clamp(min=_TINY)
+@torch.no_grad()
+def policy_metrics(terms: PolicyTerms) -> dict[str, Tensor | float]:
+    """Describe a policy loss by the keys above."""
+    measured = {
+        "update_ratio/mean": terms.ratio,
+        "staleness_ratio/mean": terms.staleness,
+        "kl/proximal_current_k3": terms.ratio - 1 - terms.log_ratio,
+        "kl/behavior_proximal_k3": terms.staleness - 1 - terms.log_staleness,
+        _WEIGHT_MEAN: terms.weight,
+        _WEIGHT_SQUARE_MEAN: terms.weight.square(),
+        "clip/fraction": terms.is_clipped,
+        "clip/high_fraction": terms.is_clipped & (terms.ratio > 1),
+        "clip/dual_fraction": terms.is_dual,
+        "staleness_ratio/capped_fraction": terms.is_capped,
+        "kl/reference_mean": terms.divergence,
+        "policy/entropy": terms.entropy,
+    }
+    rows = {key: row.flatten() for key, row in measured.items() if row is not None}
+    # One matrix, so that few calls are made: on short batches they are what the time goes into.
+    values = torch.stack([row.to(terms.ratio.dtype) for row in rows.values()])
+    values *= terms.mask.flatten()
+    num_tokens = terms.mask.sum().double()
+    means = values.sum(dim=1).double() / num_tokens.clamp(min=1)
+    maxima = values[:2].amax(dim=1).double() if values.numel() else means[:2]
+    metrics: dict[str, Tensor | float] = {
+        NUM_TOKENS: num_tokens,
+        "clip/dual_fraction": 0.0,
+        "staleness_ratio/capped_fraction": 0.0,
+        **dict(zip(rows, means.unbind(), strict=True)),
+    }
+    metrics["update_ratio/max"], metrics["staleness_ratio/max"] = maxima.unbind()
+    metrics["clip/low_fraction"] = metrics["clip/fraction"] - metrics["clip/high_fraction"]
+    mean, square_mean = metrics[_WEIGHT_MEAN], torch.as_tensor(metrics[_WEIGHT_SQUARE_MEAN])
+    # The bound keeps 0 / 0 out of the effective sample size when every weight is 0.
+    metrics[_ESS] = mean * mean / square_mean.clamp(min=1e-300)
     return metrics
 
 
-def _optional_sums(clip: ClipCounts, weight: StalenessWeight | None) -> dict[str, Tensor]:
-    sums: dict[str, Tensor] = {}
-    if clip.dual is not None:
-        sums["clip/dual_fraction"] = clip.dual
-    if weight is not None and weight.is_bounded is not None:
-        sums["staleness_ratio/capped_fraction"] = weight.is_bounded.sum().double()
-        sums[_WEIGHT_MEAN] = weight.value.sum(dtype=torch.float64)
-    return sums
+def token_mean(values: Tensor, num_tokens: Tensor) -> Tensor:
+    """Return the float64 mean over trainable tokens of values that are 0 elsewhere."""
+    return values.detach().sum(dtype=torch.float64) / num_tokens.clamp(min=1)
 
 
-def _largest_of_rows(values: Tensor) -> Tensor:
-    if values.shape[1] == 0:
-        return values.sum(dim=1, dtype=torch.float64)
-    return values.amax(dim=1).double()
-
-
-def token_means(sums: Mapping[str, Tensor], num_tokens: Tensor) -> dict[str, Tensor]:
-    """Divide float64 sums over trainable tokens by their number; 0 if there is none."""
-    means = torch.stack(tuple(sums.values())) / num_tokens.clamp(min=1)
-    return dict(zip(sums, means.unbind(), strict=True))
-
-
-def merge_metrics(parts: Iterable[Metrics]) -> dict[str, float]:
+def merge_metrics(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
     """Join the metrics of micro-batches or ranks into those of the whole batch.
 
     Args:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from awrl_ppo_loss import PolicyLossConfig
+
 
 def _require(is_met: bool, name: str, rule: str, value: object, advice: str) -> None:
     if not is_met:
@@ -77,39 +79,22 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LossConfig:
-    """Policy loss and its regularisers."""
+class LossConfig(PolicyLossConfig):
+    """Policy loss and its regularisers, and where its log-probs come from.
+
+    Raises:
+        PPOLossError: An option of the policy loss is out of its range.
+        ValueError: The proximal policy does not fit the loss, or the temperature is not > 0.
+    """
 
     use_decoupled_loss: bool = True
-    """Weigh by proximal / behavior and clip current / proximal; False clips current / behavior."""
+    """Clip current / proximal and weigh by proximal / behavior. False takes the proximal policy as
+    the behavior policy too, so that nothing is weighed: plain PPO."""
 
-    proximal_method: Literal["recompute", "loglinear", "metrics"] = "recompute"
+    proximal_method: Literal["recompute", "loglinear", "metrics", "behavior"] = "recompute"
     """How the proximal log-probs come about: a forward pass at the start of the update, an
-    interpolation without one, or the first with the error of the second reported."""
-
-    clip_low: float = 0.2
-    """Lower clip range of the update ratio."""
-
-    clip_high: float = 0.2
-    """Upper clip range of the update ratio."""
-
-    dual_clip: float | None = None
-    """Bound of the loss at negative advantages; None leaves it out."""
-
-    behav_imp_weight_cap: float | None = None
-    """Cap of proximal / behavior; None leaves it out."""
-
-    behav_imp_weight_action: Literal["mask", "clamp"] = "mask"
-    """What the cap does with a token above it."""
-
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Mean over the trainable tokens of a mini-batch, or over its rows' means."""
-
-    entropy_coefficient: float = 0.0
-    """Weight of the entropy bonus, averaged like the loss."""
-
-    kl_coefficient: float = 0.0
-    """Weight of the k3 KL divergence from the frozen reference; 0 needs no reference."""
+    interpolation without one, or the first with the error of the second reported. `behavior` takes
+    the sampler's own log-probs; it is for plain PPO, as `loglinear` is for the decoupled loss."""
 
     temperature: float = 1.0
     """Sampling temperature of the behavior policy, applied to the trainer's logits alike."""
@@ -118,21 +103,20 @@ class LossConfig:
     """Ids that the sampler never draws, masked out of the trainer's log-softmax alike."""
 
     def __post_init__(self) -> None:
-        methods = ("recompute", "loglinear", "metrics")
+        PolicyLossConfig.__post_init__(self)
+        last = "loglinear" if self.use_decoupled_loss else "behavior"
+        methods = ("recompute", "metrics", last)
         _require(
             self.proximal_method in methods,
             "proximal_method",
-            f"one of {methods}",
+            f"one of {methods} with use_decoupled_loss = {self.use_decoupled_loss}",
             self.proximal_method,
             "Use 'recompute'.",
         )
-        for name in ("entropy_coefficient", "kl_coefficient"):
-            value: float = getattr(self, name)
-            _require(value >= 0 and math.isfinite(value), name, ">= 0", value, "0 switches it off.")
         _require(
-            self.temperature > 0,
+            math.isfinite(self.temperature) and self.temperature > 0,
             "temperature",
-            "> 0",
+            "finite and > 0",
             self.temperature,
             "Greedy text has no ratio.",
         )

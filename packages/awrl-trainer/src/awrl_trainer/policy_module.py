@@ -9,24 +9,10 @@ Legend: B rows, T tokens, N trainable tokens, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
-import torch
-from awrl_ppo_loss import logprobs_from_logits
+from awrl_ppo_loss import TokenStatistics, logprobs_from_hidden
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-
-__all__ = ["PolicyModule", "SplitModel", "TokenStatistics"]
-
-
-class TokenStatistics(NamedTuple):
-    """What the policy says about trainable tokens, float32 `[N]` each."""
-
-    logprobs: Tensor
-    """Log-prob of the token, nats."""
-
-    entropy: Tensor
-    """Entropy of the distribution that it was drawn from, nats."""
 
 
 class SplitModel(Protocol):
@@ -36,8 +22,9 @@ class SplitModel(Protocol):
         """Return the last hidden states `[B, T, H]`."""
         ...
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Return logits `[..., V]` of hidden states `[..., H]`."""
+    @property
+    def head(self) -> nn.Module:
+        """Return the module that maps hidden states `[n, H]` to logits `[n, V]`."""
         ...
 
 
@@ -45,7 +32,8 @@ class PolicyModule(nn.Module):
     """Wraps a causal or image-text model of transformers, or a `SplitModel`.
 
     Args:
-        model: A transformers model with a language head, or a module with `backbone` and `head`.
+        model: A transformers model with a language head, or a module with `backbone`
+            and `head`.
         temperature: Divisor of the logits.
         masked_token_ids: Ids that take no part in the softmax.
         num_head_tokens: Tokens whose logits are alive at once.
@@ -85,16 +73,14 @@ class PolicyModule(nn.Module):
             Statistics, float32 `[N]`.
         """
         hidden = self._hidden_states(kwargs)
-        chosen = hidden.reshape(-1, hidden.shape[-1])[sources]
-        parts = [
-            self._head_part(part, ids)
-            for part, ids in zip(
-                chosen.split(self._num_head_tokens),
-                labels.split(self._num_head_tokens),
-                strict=True,
-            )
-        ]
-        return TokenStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return logprobs_from_hidden(
+            hidden.reshape(-1, hidden.shape[-1])[sources],
+            self._head(),
+            labels,
+            temperature=self._temperature,
+            masked_token_ids=self._masked_token_ids,
+            chunk_tokens=self._num_head_tokens,
+        )
 
     def _hidden_states(self, kwargs: Mapping[str, Tensor]) -> Tensor:
         if self._is_split:
@@ -103,27 +89,10 @@ class PolicyModule(nn.Module):
         output = backbone(**kwargs, use_cache=False, return_dict=True)
         return output.last_hidden_state
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _head(self) -> nn.Module:
         if self._is_split:
-            return cast("SplitModel", self.model).head(hidden)
-        return cast("Callable[[], nn.Module]", self.model.get_output_embeddings)()(hidden)
-
-    def _head_part(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropies of at most `num_head_tokens` tokens."""
-
-        def compute(states: Tensor) -> tuple[Tensor, Tensor]:
-            return logprobs_from_logits(
-                self._logits(states),
-                labels,
-                temperature=self._temperature,
-                masked_token_ids=self._masked_token_ids,
-                with_entropy=True,
-            )
-
-        if torch.is_grad_enabled() and len(labels) == self._num_head_tokens:
-            # A full chunk means that there are more: keep hidden states, not logits.
-            return cast("tuple[Tensor, Tensor]", checkpoint(compute, hidden, use_reentrant=False))
-        return compute(hidden)
+            return cast("SplitModel", self.model).head
+        return cast("Callable[[], nn.Module]", self.model.get_output_embeddings)()
 
 
 def _refuse_processed_logits(model: nn.Module) -> None:
@@ -134,5 +103,5 @@ def _refuse_processed_logits(model: nn.Module) -> None:
         if value not in (None, 1.0):
             raise ValueError(
                 f"{name} of the model's config must be unset, got {value!r}."
-                " Give the model `backbone` and `head` methods that apply it."
+                " Give the model a `backbone` method and a `head` module that apply it."
             )

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import torch.distributed as dist
-from awrl_ppo_loss import proximal_logprobs
 from torch import Tensor
 
 from awrl_trainer.config import ActorConfig
@@ -150,8 +149,7 @@ class UpdateRunner:
         return results
 
     def _needs_proximal_pass(self) -> bool:
-        loss = self._config.loss
-        return loss.use_decoupled_loss and loss.proximal_method != "loglinear"
+        return self._config.loss.proximal_method in ("recompute", "metrics")
 
     def _proximal_pass(
         self, rows: Sequence[TrainRow], mini_batch: MiniBatch, tally: _Tally
@@ -204,28 +202,19 @@ class UpdateRunner:
                 reference = self._reference(micro.kwargs, micro.sources, micro.labels).logprobs
         with self._timed(tally, "forward"):
             current = self._policy(micro.kwargs, micro.sources, micro.labels)
-            detached = current.logprobs.detach()
-            proximal = proximal_logprobs(
-                self._config.loss.proximal_method,
-                current_logprobs=detached,
-                behavior_logprobs=micro.behavior_logprobs,
-                mask=micro.mask,
-                recomputed_logprobs=detached if snapshot is None else snapshot,
-                behavior_versions=micro.versions,
-                proximal_version=version,
-            )
-            result = micro_batch_loss(
+            loss, metrics = micro_batch_loss(
                 current,
                 micro,
-                proximal_logprobs=proximal.logprobs,
+                snapshot=snapshot,
                 reference_logprobs=reference,
+                version=version,
                 denominator=denominator,
                 config=self._config.loss,
             )
         with self._timed(tally, "backward"):
-            result.loss.backward()
-        tally.parts.append({**result.metrics, **proximal.metrics})
-        return result.loss.detach(), detached
+            loss.backward()
+        tally.parts.append(metrics)
+        return loss.detach(), current.logprobs.detach()
 
     def _prepare(
         self, rows: Sequence[TrainRow], micro_batch: MicroBatch, tally: _Tally

@@ -132,7 +132,7 @@ def _plan_groups(
 
 def _denominator(rows: Sequence[TrainRow], config: ActorConfig) -> float:
     counts = [row.num_trainable_tokens for row in rows]
-    if config.loss.aggregation == "sequence_mean":
+    if config.loss.aggregation != "token_mean":
         return float(max(1, sum(count > 0 for count in counts)))
     return float(max(1, sum(counts)))
 

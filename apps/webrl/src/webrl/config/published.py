@@ -47,7 +47,7 @@ PUBLISHED_KEYS: tuple[PublishedKey, ...] = (
     PublishedKey("actor.recompute_logprob", "awrl_trainer", "LossConfig.proximal_method"),
     PublishedKey("actor.use_decoupled_loss", "awrl_trainer", "LossConfig.use_decoupled_loss"),
     PublishedKey("actor.prox_logp_method", "awrl_trainer", "LossConfig.proximal_method"),
-    PublishedKey("actor.behav_imp_weight_cap", "awrl_trainer", "LossConfig.behav_imp_weight_cap"),
+    PublishedKey("actor.behav_imp_weight_cap", "awrl_trainer", "LossConfig.weight_cap"),
 )
 """Every published key and the library argument that it decides."""
 
@@ -85,10 +85,16 @@ PROXIMAL_CHOICES: tuple[ProximalChoice, ...] = (
         False,
         False,
         "recompute",
-        "plain (coupled) PPO on behavior log-probs; no proximal policy",
+        "coupled loss (plain PPO) on the sampler's log-probs; no proximal policy",
+    ),
+    ProximalChoice(
+        False,
+        True,
+        "recompute",
+        "coupled loss on log-probs from a forward pass at step start, not the sampler's",
     ),
 )
-"""The valid combinations; the last one leaves `prox_logp_method` at its default, unused."""
+"""The valid combinations; coupled ones leave `prox_logp_method` at its default, unused."""
 
 
 class ServerChoice(NamedTuple):
@@ -127,12 +133,17 @@ def proximal_problems(actor: ActorSection) -> list[Problem]:
             f"{shown}. Valid ones: {rows}."
         )
         problems.append(Problem(key="use_decoupled_loss", message=message))
-    if not actor.use_decoupled_loss and actor.behav_imp_weight_cap is not None:
-        message = (
-            f"must be unset with use_decoupled_loss = false, got {actor.behav_imp_weight_cap}. "
-            "Plain PPO has no such weight: remove the cap."
-        )
-        problems.append(Problem(key="behav_imp_weight_cap", message=message))
+    weight_keys = {
+        "behav_imp_weight_cap": actor.behav_imp_weight_cap,
+        "behav_imp_weight_floor": actor.behav_imp_weight_floor,
+    }
+    for key, value in weight_keys.items():
+        if not actor.use_decoupled_loss and value is not None:
+            message = (
+                f"must be unset with use_decoupled_loss = false, got {value}. Only "
+                "the decoupled loss has such a weight: remove it."
+            )
+            problems.append(Problem(key=key, message=message))
     return problems
 
 

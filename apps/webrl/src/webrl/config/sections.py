@@ -306,27 +306,49 @@ class OptimizerSection(Section):
 class ActorSection(Section):
     """The update engine: loss, mini-batches, precision."""
 
+    loss: Literal["ppo", "gspo", "cispo"] = "ppo"
+    """Clipped ratios of tokens (`ppo`), of whole rows (`gspo`, published with `eps_clip = 3e-4`,
+    `eps_clip_higher = 4e-4`, `loss_aggregation = "sequence_mean"`), or clipped ratios as constant
+    weights, so that no token loses its gradient (`cispo`, published with `eps_clip = 1`)."""
     use_decoupled_loss: bool = True
-    """Clip only current/proximal and weigh by proximal/behavior; false: plain PPO on behavior."""
+    """Clip only current/proximal and weigh by proximal/behavior; false: one ratio, no weight."""
     recompute_logprob: bool = True
-    """Run a forward pass at the start of each update for the proximal log-probs. Says again what the
-    keys beside it say: a combination that is not in the table below is refused."""
+    """Run a forward pass at the start of each update: for the proximal log-probs, and in place of
+    the sampler's when the loss is not decoupled."""
     prox_logp_method: Literal["recompute", "loglinear", "metrics"] = "recompute"
     """Where proximal log-probs come from; `metrics` recomputes and reports loglinear's error."""
     behav_imp_weight_cap: Annotated[Positive, "Leave it out for none."] | None = None
     """Bound on the weight proximal/behavior; none when unset. PPO never clips this weight."""
-    behav_imp_weight_action: Literal["mask", "clamp"] = "mask"
-    """What the cap does: drop the token from the numerator, or bound its weight."""
-    eps_clip: Annotated[float, Meta(gt=0, lt=1), "Typical value: 0.2."] = 0.2
+    behav_imp_weight_floor: Annotated[Positive, "Leave it out for none."] | None = None
+    """Lower bound on the weight proximal/behavior; none when unset."""
+    importance: Literal[
+        "token_mask",
+        "token_truncate",
+        "sequence_mask",
+        "sequence_truncate",
+        "geometric_mask",
+        "geometric_truncate",
+        "seq_sum_k1",
+        "seq_mean_k1",
+    ] = "token_mask"
+    """The weight is the token's ratio (`token_*`), the product of its row's ratios (`sequence_*`,
+    as in TRL), or their geometric mean (`geometric_*`). Beyond cap or floor it is 0 (`*_mask`) or
+    the bound (`*_truncate`). `seq_sum_k1` and `seq_mean_k1` (verl's words) keep the token's ratio
+    and drop rows whose product or geometric mean lies outside. All but `token_mask` need a bound."""
+    eps_clip: Annotated[float, Meta(gt=0, le=1), "Typical value: 0.2."] = 0.2
     """Lower clip distance of current/proximal, and the upper one unless `eps_clip_higher`."""
     eps_clip_higher: Annotated[Positive, "Leave it out to use eps_clip."] | None = None
     """Upper clip distance; `eps_clip` when unset."""
     c_clip: Annotated[float, Meta(gt=1), "Typical value: 3.0; leave it out for none."] | None = None
-    """Dual-clip constant for negative advantages; off when unset, else > 1."""
+    """Dual-clip constant for negative advantages; off when unset, else > 1 + the upper distance."""
     entropy_coef: Annotated[NonNegative, "Use 0 for none."] = 0.0
     """Weight of the entropy bonus."""
     kl_ctl: Annotated[NonNegative, "Use 0 for none."] = 0.0
     """Weight of the KL term to the policy that training started from; 0 builds no reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How that divergence is estimated per token, within +-10; `k1` has no gradient on average."""
+    loss_aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
+    """Mean over a mini-batch's tokens, over its rows' means, or over its rows' sums."""
     group_advantage_norm: Literal["mean_std", "mean"] = "mean_std"
     """`mean_std`: minus the group's mean, over its deviation; `mean`: minus the mean of the others."""
     ppo_n_minibatches: Annotated[Count, "Use 1 for one step."] = 1
@@ -334,7 +356,7 @@ class ActorSection(Section):
     ppo_n_epochs: Annotated[Count, "Use 1 for one pass."] = 1
     """Passes over one batch."""
     step_adv_const_length: Annotated[Count, "Leave it out for token mean."] | None = None
-    """k of the constant 1/k aggregation per step; token mean when unset."""
+    """k: divides the policy's loss, so that a step weighs 1/k whatever its episode's length."""
     max_tokens_per_mb: Annotated[Count, "Typical value: 16384."] = 16384
     """Token budget of one micro-batch on one rank, image tokens included."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -359,6 +381,27 @@ class ActorSection(Section):
     """Threads of one rank on a CPU."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     """AdamW and its schedule."""
+
+    def contradictions(self) -> list[Problem]:
+        """Bounds that pass each other, and options without effect."""
+        problems: list[Problem] = []
+        upper = 1 + (self.eps_clip if self.eps_clip_higher is None else self.eps_clip_higher)
+        if self.c_clip is not None and self.loss == "cispo":
+            problems.append(
+                breach("c_clip", "unset with loss = 'cispo'", self.c_clip, "Remove it.")
+            )
+        elif self.c_clip is not None and 1 < self.c_clip <= upper:
+            rule = f"above 1 + the upper clip distance = {upper:g}"
+            problems.append(breach("c_clip", rule, self.c_clip, "Typical value: 3.0."))
+        cap, floor = self.behav_imp_weight_cap, self.behav_imp_weight_floor
+        if cap is not None and floor is not None and floor >= cap:
+            rule = f"below behav_imp_weight_cap = {cap:g}"
+            problems.append(breach("behav_imp_weight_floor", rule, floor, "Lower it."))
+        if cap is None and floor is None and self.importance != "token_mask":
+            rule = f"set with importance = {self.importance!r}"
+            remedy = "TRL takes 3 for rows, verl 2 for tokens."
+            problems.append(breach("behav_imp_weight_cap", rule, None, remedy))
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

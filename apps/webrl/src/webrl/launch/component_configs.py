@@ -218,6 +218,30 @@ def server_spec(
     )
 
 
+def loss_config(config: WebRLConfig, masked_token_ids: tuple[int, ...]) -> LossConfig:
+    """Return the loss of the update engine."""
+    actor = config.actor
+    is_coupled_to_sampler = not actor.use_decoupled_loss and not actor.recompute_logprob
+    return LossConfig(
+        objective=actor.loss,
+        use_decoupled_loss=actor.use_decoupled_loss,
+        proximal_method="behavior" if is_coupled_to_sampler else actor.prox_logp_method,
+        clip_low=actor.eps_clip,
+        clip_high=actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher,
+        dual_clip=actor.c_clip,
+        importance=actor.importance,
+        weight_floor=actor.behav_imp_weight_floor,
+        weight_cap=actor.behav_imp_weight_cap,
+        aggregation=actor.loss_aggregation,
+        constant=actor.step_adv_const_length,
+        entropy_coefficient=actor.entropy_coef,
+        kl_coefficient=actor.kl_ctl,
+        kl_estimator=actor.kl_estimator,
+        temperature=config.gconfig.temperature,
+        masked_token_ids=masked_token_ids,
+    )
+
+
 def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProcessor) -> EngineSpec:
     """Return what a rank of the update engine is built from."""
     actor, optimizer = config.actor, config.actor.optimizer
@@ -239,19 +263,7 @@ def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProce
                 min_lr_ratio=optimizer.min_lr_ratio,
                 max_grad_norm=optimizer.max_grad_norm,
             ),
-            loss=LossConfig(
-                use_decoupled_loss=actor.use_decoupled_loss,
-                proximal_method=actor.prox_logp_method,
-                clip_low=actor.eps_clip,
-                clip_high=actor.eps_clip_higher or actor.eps_clip,
-                dual_clip=actor.c_clip,
-                behav_imp_weight_cap=actor.behav_imp_weight_cap,
-                behav_imp_weight_action=actor.behav_imp_weight_action,
-                entropy_coefficient=actor.entropy_coef,
-                kl_coefficient=actor.kl_ctl,
-                temperature=config.gconfig.temperature,
-                masked_token_ids=processor.masked_token_ids,
-            ),
+            loss=loss_config(config, processor.masked_token_ids),
             token_budget=actor.max_tokens_per_mb,
             num_mini_batches=actor.ppo_n_minibatches,
             num_epochs=actor.ppo_n_epochs,

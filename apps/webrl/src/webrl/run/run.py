@@ -287,9 +287,7 @@ class Run:
         progress: Progress,
     ) -> PPOTrainer:
         actor = self._config.actor
-        advantage = AdvantageConfig(
-            norm=actor.group_advantage_norm, step_length=actor.step_adv_const_length
-        )
+        advantage = AdvantageConfig(norm=actor.group_advantage_norm)
         return PPOTrainer(
             rollouts=rollouts,
             preparation=RowBuilder(system.pixels, system.processor, advantage),

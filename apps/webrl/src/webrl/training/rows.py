@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-import torch
-from awrl_ppo_loss import group_normalized_advantages, leave_one_out_advantages
+from awrl_ppo_loss import group_normalized_advantages
 from awrl_rollout import RolloutBatch
 from awrl_trainer import Batch, TrainRow, collate_model_inputs
 
@@ -51,8 +50,6 @@ class AdvantageConfig:
 
     norm: Literal["mean_std", "mean"] = "mean_std"
     """Group mean subtracted and divided by the group deviation, or leave-one-out mean only."""
-    step_length: int | None = None
-    """k: every advantage is divided by this constant; None leaves it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,17 +146,13 @@ def group_advantages(members: Sequence[GroupMember], config: AdvantageConfig) ->
         members: Episodes of any number of groups, in any order.
         config: How to normalise.
     """
-    rewards = torch.tensor([m.trajectory.reward for m in members], dtype=torch.float64)
-    ids = [m.group_id for m in members]
-    normalise = (
-        group_normalized_advantages if config.norm == "mean_std" else leave_one_out_advantages
+    advantages = group_normalized_advantages(
+        [member.trajectory.reward for member in members],
+        [member.group_id for member in members],
+        norm=config.norm,
     )
-    values, _ = normalise(rewards, ids)
-    scale = 1.0 / config.step_length if config.step_length else 1.0
-    return {
-        member.episode_id: float(value) * scale
-        for member, value in zip(members, values, strict=True)
-    }
+    ids = [member.episode_id for member in members]
+    return dict(zip(ids, advantages.tolist(), strict=True))
 
 
 def build_rows(

@@ -46,9 +46,10 @@ class TinyPolicy(nn.Module):
         """Return hidden states `[B, T, H]`."""
         return self._run(self.embed(input_ids))
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Return logits `[..., V]`."""
-        return self.lm_head(hidden)
+    @property
+    def head(self) -> nn.Module:
+        """Return the output layer."""
+        return self.lm_head
 
     def _run(self, hidden: Tensor) -> Tensor:
         for block in self.blocks:
