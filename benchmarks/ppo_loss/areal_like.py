@@ -18,11 +18,8 @@ def areal_like_loss(
 ) -> tuple[Tensor, dict[str, Tensor | float]]:
     """Return the decoupled loss, and statistics that nobody has reduced yet."""
     assert batch.proximal_logprobs is not None
-    current, proximal, behavior = (
-        batch.current_logprobs,
-        batch.proximal_logprobs,
-        batch.behavior_logprobs,
-    )
+    current, proximal = batch.current_logprobs, batch.proximal_logprobs
+    behavior = batch.behavior_logprobs
     mask, advantages = batch.mask, batch.advantages
     num_tokens = mask.count_nonzero() or 1
 
@@ -57,7 +54,6 @@ def areal_like_loss(
         "log_ratio": (current - proximal).detach(),
         "is_clipped": is_clipped,
         "is_dual": is_dual,
-        "num_tokens": float(kept.numel()),
         "num_kept": float(num_kept),
         "num_masked": float(kept.numel() - kept.count_nonzero().item()),
         "masked_share": float(1.0 - kept.count_nonzero().item() / max(kept.numel(), 1)),
