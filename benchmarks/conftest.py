@@ -1,5 +1,7 @@
 """Settings of all benchmarks."""
 
+from __future__ import annotations
+
 import os
 
 # Read when Ray is imported: under `uv run` it would pack the working directory and start each worker

@@ -122,7 +122,7 @@ def has_no_contrast(group: Sequence[EpisodeRecord]) -> str | None:
 def rows_of(batch: awrl_rollout.RolloutBatch) -> list[TrainRow]:
     """Return one row per step. Members that expired count in the advantages, and have no rows."""
     records = [record for group in batch for record in group.records]
-    rewards, ids = [record.reward for record in records], [record.group_id for record in records]
+    rewards, ids = [record.reward or 0.0 for record in records], [r.group_id for r in records]
     advantages = group_normalized_advantages(rewards, ids)
     trainable = {record.episode_id for group in batch for record in group.trainable}
     return [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import logging
+import re
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,3 +109,66 @@ def test_every_library_has_readme_changelog_and_licence(library: Package) -> Non
         "[", ""
     ).replace("]", "")
     assert library.project["license"] == "Apache-2.0"
+
+
+def imported_from(module: str, file: Path) -> set[str]:
+    """Return the names that a program or module takes from a package's root."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".md":
+        text = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    tree = ast.parse(text)
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == module
+        for alias in node.names
+    }
+    reached = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == module
+    }
+    return imported | reached
+
+
+WITHOUT_CALLER = {
+    "count_denominator": "for a trainer of one's own; ours counts rows before it cuts micro-batches",
+    "tensor_checksum": "for a receiver of one's own; the embedded server starts faster without it",
+}
+"""Public names without a caller here, and why they are there."""
+
+
+def is_given_by(library: Package, name: str) -> bool:
+    """Whether a function or a field of the package gives a value of this class to its caller."""
+    given = re.compile(rf"(->|^    \w+:) [^=\n]*\b{name}\b", re.MULTILINE)
+    return any(given.search(file.read_text()) for file in library.source.rglob("*.py"))
+
+
+def has_caller(library: Package, name: str, used: set[str]) -> bool:
+    """Whether the app, a sibling, an example or the README uses the name, or must be able to."""
+    value = getattr(importlib.import_module(library.module), name)
+    if name in used or not isinstance(value, type):
+        return name in used
+    return issubclass(value, Exception) or is_given_by(library, name)
+
+
+def test_every_public_name_has_a_caller(library: Package, find: Find) -> None:
+    patterns = ("packages/*/src/**/*.py", "apps/*/src/**/*.py", "examples/**/*.py")
+    callers = [
+        file
+        for file in find(*patterns, "packages/*/README.md")
+        if library.source not in file.parents
+    ]
+    used = set[str]().union(*(imported_from(library.module, file) for file in callers))
+    names: list[str] = importlib.import_module(library.module).__all__
+    unused = [name for name in names if not has_caller(library, name, used)]
+    assert set(unused) - set(WITHOUT_CALLER) == set()
+
+
+def test_no_two_classes_share_a_name(find: Find, root: Path) -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for file in find("packages/*/src/**/*.py", "apps/*/src/**/*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(file.relative_to(root)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

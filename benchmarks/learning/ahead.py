@@ -10,6 +10,8 @@ is then eta versions behind, as with a trainer that is slower than its rollouts.
 what such a run shows; its time is not.
 """
 
+from __future__ import annotations
+
 import asyncio
 import sys
 

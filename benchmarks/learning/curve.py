@@ -8,6 +8,8 @@ Points are greedy evaluations by the test rollout on 128 held-out seeds while tr
 their 95 % intervals; the last point of each run is the one on more held-out seeds after it.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 from collections.abc import Sequence

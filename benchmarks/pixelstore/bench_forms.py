@@ -1,5 +1,7 @@
 """Bytes of one screenshot in each form, and the share that eight siblings need not store."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import numpy as np

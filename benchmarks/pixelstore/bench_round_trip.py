@@ -6,6 +6,8 @@ stand its parts, the awaiting form, the disk tier, and the same for a raw screen
 `pytest benchmarks/pixelstore/bench_round_trip.py -o python_files='bench_*.py' --benchmark-json=F`
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Callable

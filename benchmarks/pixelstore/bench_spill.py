@@ -4,6 +4,8 @@ Draws bytes resident in Ray's object store and bytes spilled to disk against scr
 pytest's temporary folder; or, to keep the picture, in the file that `PIXELSTORE_SPILL_PNG` names.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Throughput and p99 of puts from 1, 8 and 32 concurrent writers of one process."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """A local Ray for the store's figures; every figure also lands in `extra_info`."""
 
+from __future__ import annotations
+
 import io
 from collections.abc import Callable, Iterator
 

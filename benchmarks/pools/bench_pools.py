@@ -1,5 +1,7 @@
 """The comparison of pools at its smallest: both modes run and leave figures, in under a minute."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """The benchmark runs at a small size on a CPU and reports every figure that it promises."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys

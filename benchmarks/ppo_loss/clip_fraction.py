@@ -14,6 +14,8 @@ The clip fraction is the share of trainable tokens (verb, x, y, end) where the b
 mini-batches of an update, as the update's own metric `clip/fraction`; means over measured versions.
 """
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import copy

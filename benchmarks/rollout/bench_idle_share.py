@@ -6,6 +6,8 @@ fed without end, as in a run. Run: `pytest benchmarks/rollout/bench_idle_share.p
 -o python_files='bench_*.py' --benchmark-json=F`.
 """
 
+from __future__ import annotations
+
 import pytest
 from awrl_rollout import (
     LocalWorker,

@@ -4,6 +4,8 @@ Run: `pytest benchmarks/rollout/bench_overhead.py -o python_files='bench_*.py'
 --benchmark-json=F`. CPU seconds are the process's own (`time.process_time`).
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 

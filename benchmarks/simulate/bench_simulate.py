@@ -3,6 +3,8 @@
 Run: `pytest benchmarks/simulate -o python_files='bench_*.py' --benchmark-json=F`.
 """
 
+from __future__ import annotations
+
 import time
 
 from pytest_benchmark.fixture import BenchmarkFixture

@@ -11,6 +11,8 @@ step's rollout at 24 + 40 and 40 + 24, by a policy of the published success befo
 at 40 ranks, the synchronous system on the same 64 GPUs, staleness.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 from dataclasses import replace

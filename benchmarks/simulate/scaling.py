@@ -7,6 +7,8 @@ a batch that grows with them. CPU seconds are the process's own and include the 
 and workers, which a run has elsewhere: the controller's share is below them.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import time

@@ -8,6 +8,8 @@ are not looked at, but for the `--open` seconds that it needs to start one sessi
 two cores spent 1.96 s on that.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 from dataclasses import asdict, replace

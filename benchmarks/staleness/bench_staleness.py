@@ -4,6 +4,8 @@ Run: `pytest benchmarks/staleness/bench_staleness.py -o python_files='bench_*.py
 --benchmark-json=F`. Every round handles whole batches, so consume and advance are in the figure.
 """
 
+from __future__ import annotations
+
 import statistics
 import time
 

@@ -1,5 +1,7 @@
 """One small local Ray cluster for all tests of this folder, and images."""
 
+from __future__ import annotations
+
 import logging
 import struct
 import zlib

@@ -1,5 +1,7 @@
 """What a client asks of which shard, with shards in this process instead of Ray's."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ SIZE = 8 * 6 * 3
 class LocalActor:
     """A shard with the calls of an actor handle; notes what it is asked."""
 
-    def __init__(self, store: "Store", shard: int) -> None:
+    def __init__(self, store: Store, shard: int) -> None:
         self._store = store
         self._shard = shard
 
@@ -38,12 +40,12 @@ class LocalActor:
 class LocalMethod:
     """One method of a `LocalActor`."""
 
-    def __init__(self, store: "Store", shard: int, method: str) -> None:
+    def __init__(self, store: Store, shard: int, method: str) -> None:
         self._store = store
         self._shard = shard
         self._method = method
 
-    def options(self, num_returns: int) -> "LocalMethod":
+    def options(self, num_returns: int) -> LocalMethod:
         assert num_returns > 1
         return self
 

@@ -1,5 +1,7 @@
 """Settings, pressure and statistics."""
 
+from __future__ import annotations
+
 import pytest
 from awrl_pixelstore import PixelStoreConfig, PixelStoreStatistics, Pressure
 from awrl_pixelstore.statistics import LatencyWindow, merge_statistics, pressure_of

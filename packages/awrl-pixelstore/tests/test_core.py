@@ -1,5 +1,7 @@
 """One shard's behaviour without Ray."""
 
+from __future__ import annotations
+
 import pickle
 from collections.abc import Callable
 

@@ -1,5 +1,7 @@
 """The disk tier: kills, damage, full disks."""
 
+from __future__ import annotations
+
 import errno
 import os
 import shutil

@@ -1,5 +1,7 @@
 """Errors cross process borders unchanged."""
 
+from __future__ import annotations
+
 import pickle
 
 import pytest

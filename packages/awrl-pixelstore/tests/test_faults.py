@@ -1,5 +1,7 @@
 """Shards that die or hang while they are asked."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 import signal

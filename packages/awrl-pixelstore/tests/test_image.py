@@ -1,5 +1,7 @@
 """What is taken as an image, and how fast the rest is refused."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 

@@ -1,5 +1,7 @@
 """The core against a model: any sequence of operations, crashes of the process included."""
 
+from __future__ import annotations
+
 import shutil
 import tempfile
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Several nodes: each puts to its own shard, and everybody reads everything."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import tempfile

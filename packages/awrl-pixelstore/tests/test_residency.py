@@ -1,5 +1,7 @@
 """Where the bytes are: not in Ray's object store, not spilled, and gone after release."""
 
+from __future__ import annotations
+
 import asyncio
 import ctypes
 import gc

@@ -1,5 +1,7 @@
 """A shard between its calls: sweeping, ending itself, trying its disk again. The clock is manual."""
 
+from __future__ import annotations
+
 import asyncio
 import sqlite3
 from collections.abc import Callable

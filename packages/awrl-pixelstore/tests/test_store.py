@@ -1,5 +1,7 @@
 """Clients and actors on a real local Ray."""
 
+from __future__ import annotations
+
 import asyncio
 import copy
 import gc

@@ -1,5 +1,7 @@
 """What the package promises about its own shape."""
 
+from __future__ import annotations
+
 import ast
 import inspect
 import logging

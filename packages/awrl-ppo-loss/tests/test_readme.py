@@ -1,5 +1,7 @@
 """The README keeps its promises: short, and its program runs as printed."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

@@ -64,7 +64,6 @@ class ScriptedWorker:
     """A worker whose episodes end when the test says so.
 
     Args:
-        name: Its name.
         num_slots: Its slots; the fake dies when a controller gives it more.
 
     Attributes:

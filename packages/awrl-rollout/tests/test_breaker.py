@@ -1,5 +1,7 @@
 """The circuit breaker over the share of faults."""
 
+from __future__ import annotations
+
 import pytest
 from awrl_rollout import Fault, FaultBreaker, FaultKind, StarvedError
 

@@ -1,5 +1,7 @@
 """The completion callback, over real loopback HTTP."""
 
+from __future__ import annotations
+
 import asyncio
 
 import aiohttp

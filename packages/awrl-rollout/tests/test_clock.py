@@ -1,5 +1,7 @@
 """Virtual time."""
 
+from __future__ import annotations
+
 import asyncio
 
 import pytest

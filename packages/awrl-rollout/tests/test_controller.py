@@ -1,5 +1,7 @@
 """The controller against scripted workers."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 

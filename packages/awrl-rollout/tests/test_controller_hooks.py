@@ -1,5 +1,7 @@
 """What the controller tells its caller: discards, drops, breaker, bounds, generation."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import pytest

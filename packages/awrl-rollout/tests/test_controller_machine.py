@@ -2,6 +2,8 @@
 hangs, cancels, expiries and resumes.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """The everlasting executor, in virtual time."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import pickle

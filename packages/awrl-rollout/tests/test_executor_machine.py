@@ -1,5 +1,7 @@
 """A state machine drives the executor: every request ends exactly once, slots are never exceeded."""
 
+from __future__ import annotations
+
 import asyncio
 
 from awrl_rollout import (

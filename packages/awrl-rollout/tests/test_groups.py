@@ -1,5 +1,7 @@
 """Groups, the ready queue and their policies, without any loop."""
 
+from __future__ import annotations
+
 import pytest
 from awrl_rollout import (
     ControllerConfig,

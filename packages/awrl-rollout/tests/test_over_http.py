@@ -1,5 +1,7 @@
 """Public reports that need several parts at once: a server over HTTP, two clients, a whole group."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """What happens to groups that a publish makes too old: dropped, enqueued again, or waited for."""
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 
 from awrl_rollout import ControllerConfig, RolloutController, VirtualClock

@@ -1,5 +1,7 @@
 """A search for a state in which nothing runs, capacity is 0 and the batch cannot fill."""
 
+from __future__ import annotations
+
 import random
 
 from awrl_rollout import (

@@ -1,5 +1,7 @@
 """An episode stays on its server."""
 
+from __future__ import annotations
+
 import asyncio
 from collections import Counter
 

@@ -1,5 +1,7 @@
 """The synchronous baseline, in virtual time."""
 
+from __future__ import annotations
+
 import asyncio
 
 import pytest

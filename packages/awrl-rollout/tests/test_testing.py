@@ -1,5 +1,7 @@
 """The fakes that are shipped: one workflow over a scripted server and a scripted session."""
 
+from __future__ import annotations
+
 import pytest
 from awrl_rollout import (
     EpisodeContext,

@@ -1,5 +1,7 @@
 """The sentence that says who waits for whom."""
 
+from __future__ import annotations
+
 import logging
 
 import pytest

@@ -1,5 +1,7 @@
 """The capacity formula, and the bound that it names."""
 
+from __future__ import annotations
+
 import pytest
 from awrl_staleness import Capacity, StalenessConfig, StalenessError, StalenessManager
 from hypothesis import given

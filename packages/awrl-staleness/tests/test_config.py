@@ -1,5 +1,7 @@
 """The three numbers are checked once, by name."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import msgspec

@@ -1,5 +1,7 @@
 """A state machine drives the manager against a model that is a dict of states."""
 
+from __future__ import annotations
+
 from collections import Counter
 from functools import partial
 

@@ -1,5 +1,7 @@
 """The manager's accounting, event by event."""
 
+from __future__ import annotations
+
 import threading
 
 import pytest

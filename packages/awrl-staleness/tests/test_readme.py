@@ -1,5 +1,7 @@
 """The README's program runs and says what the text claims."""
 
+from __future__ import annotations
+
 import pathlib
 import re
 

@@ -1,5 +1,7 @@
 """`python -m webrl`."""
 
+from __future__ import annotations
+
 import sys
 
 from webrl.cli import main

@@ -1,5 +1,7 @@
 """Feasibility and rank order of a layout, without a cluster."""
 
+from __future__ import annotations
+
 import pytest
 from webrl.cluster.placement import (
     RoleSpec,

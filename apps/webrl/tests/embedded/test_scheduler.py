@@ -6,13 +6,13 @@ import pytest
 import torch
 from webrl.embedded.kv_cache import DecodeView, PromptKV
 from webrl.embedded.request import (
-    Answer,
+    GenerationAnswer,
     GenerationRequest,
     PreparedPrompt,
     PromptState,
     prepared_key,
 )
-from webrl.embedded.scheduler import Scheduler, SchedulerConfig
+from webrl.embedded.scheduler import RequestScheduler, SchedulerConfig
 from webrl.embedded.wire import SamplingParams
 from webrl.errors import BadRequestError
 from webrl.policy import ModelInputs
@@ -92,8 +92,8 @@ class World:
 
     def __init__(self, **config: object) -> None:
         self.runner = CountingRunner()
-        self.scheduler = Scheduler(self.runner, SchedulerConfig(**config))  # pyright: ignore[reportArgumentType]
-        self.answers: dict[str, list[Answer]] = {}
+        self.scheduler = RequestScheduler(self.runner, SchedulerConfig(**config))  # pyright: ignore[reportArgumentType]
+        self.answers: dict[str, list[GenerationAnswer]] = {}
 
     def submit(
         self, rid: str, prompt: tuple[int, ...] = (1, 2), *, is_stream: bool = False, **params: int
@@ -127,12 +127,12 @@ class World:
         for deliver, answer in self.scheduler.take_deliveries():
             deliver(answer)
 
-    def only(self, rid: str) -> Answer:
+    def only(self, rid: str) -> GenerationAnswer:
         (answer,) = self.answers[rid]
         return answer
 
 
-def finish_type(answer: Answer) -> str | None:
+def finish_type(answer: GenerationAnswer) -> str | None:
     return answer.finish.type if answer.finish else None
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from awrl_trainer import tensor_checksum as trainer_checksum
 from webrl.embedded.weight_group import WeightGroups, parse_specs
-from webrl.embedded.weights import TensorSpec, WeightTable, tensor_checksum
+from webrl.embedded.weights import SentTensor, WeightTable, tensor_checksum
 from webrl.embedded.wire import InitGroupBody
 from webrl.errors import WeightUpdateError
 
@@ -22,8 +22,8 @@ class Tied(torch.nn.Module):
         self.ahead.weight = self.embed.weight
 
 
-def spec(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> TensorSpec:
-    return TensorSpec(name=name, shape=shape, dtype=dtype)
+def spec(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> SentTensor:
+    return SentTensor(name=name, shape=shape, dtype=dtype)
 
 
 def test_an_update_is_copied_into_the_model() -> None:
@@ -50,7 +50,7 @@ def test_a_tied_weight_goes_by_either_name_and_is_listed_once() -> None:
         (spec("layer.bias", (3,), torch.bfloat16), "must have dtype float32, got bfloat16"),
     ],
 )
-def test_what_does_not_fit_is_named(wrong: TensorSpec, message: str) -> None:
+def test_what_does_not_fit_is_named(wrong: SentTensor, message: str) -> None:
     (problem,) = WeightTable(Tied()).problems([wrong])
     assert re.search(message, problem)
 

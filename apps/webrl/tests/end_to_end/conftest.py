@@ -1,5 +1,7 @@
 """A small policy for runs, and the command that runs it in a process of its own."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal

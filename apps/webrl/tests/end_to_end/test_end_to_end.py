@@ -1,5 +1,7 @@
 """The whole system on real parts: Chromium, Ray, the embedded server, FSDP, gloo."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import random

@@ -1,5 +1,7 @@
 """Intervals and paired comparison of evaluations."""
 
+from __future__ import annotations
+
 import pytest
 from webrl.evaluation.statistics import paired_difference, summarise, wilson_interval
 

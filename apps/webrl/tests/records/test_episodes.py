@@ -1,5 +1,7 @@
 """Sampled trajectories on disk: whole, with pictures beside them."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """What a person sees: lines where there is no terminal, a panel on one."""
 
+from __future__ import annotations
+
 import io
 
 from rich.console import Console

@@ -1,5 +1,7 @@
 """Sinks keep every step and never stop a run."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from pathlib import Path

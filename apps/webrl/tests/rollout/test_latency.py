@@ -1,5 +1,7 @@
 """Page latencies are drawn once and for all."""
 
+from __future__ import annotations
+
 import pytest
 from webrl.rollout.latency import page_latency_s
 from webrl.rollout.trajectory import EpisodeTask

@@ -1,5 +1,7 @@
 """The order of training groups: endless, shuffled by epoch, resumable."""
 
+from __future__ import annotations
+
 from webrl.rollout.task_stream import HELD_OUT_SEEDS, TaskStream
 from webrl.rollout.trajectory import EpisodeTask
 from webrl.tasks import Task

@@ -1,5 +1,7 @@
 """One episode in a real browser, with a policy that knows the way: records, versions, faults."""
 
+from __future__ import annotations
+
 import asyncio
 
 import pytest

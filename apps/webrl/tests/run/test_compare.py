@@ -1,5 +1,7 @@
 """Figures of two modes from their metrics, and the synchronous side of a configuration."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Start, death and stop of an inference server's process."""
 
+from __future__ import annotations
+
 import os
 import signal
 import socket

@@ -10,7 +10,7 @@ from awrl_rollout import EpisodeContext, EpisodeRequest, EpisodeResult, VirtualC
 from webrl.config import WebRLConfig, load_config
 from webrl.errors import RunFailedError
 from webrl.simulate import (
-    Layout,
+    DeviceLayout,
     Recording,
     SimulationModel,
     best_point,
@@ -23,7 +23,7 @@ from webrl.simulate import (
 )
 from webrl.simulate import pools as pools_module
 from webrl.simulate.plans import ModelPlans
-from webrl.simulate.stage import Stage
+from webrl.simulate.simulation import Simulation
 from webrl.simulate.workflow import SimulatedEpisodes
 
 PLAIN = (
@@ -92,13 +92,13 @@ class StepByStep(SimulatedEpisodes):
 
 def step_by_step(config: WebRLConfig, model: SimulationModel) -> Recording:
     clock = VirtualClock()
-    stage = Stage(config, model, Layout.of(config), None, mode="asynchronous")
-    workflow = StepByStep(stage.line, stage.servers, stage.plans)
+    simulation = Simulation(config, model, DeviceLayout.of(config), None, mode="asynchronous")
+    workflow = StepByStep(simulation.line, simulation.servers, simulation.plans)
     workflow.plans = ModelPlans(model.episode, seed=config.seed)
     workflow.token_s = model.server.token_s
-    stage.workflow = workflow
-    clock.run(pools_module._asynchronous(stage, clock))  # pyright: ignore[reportPrivateUsage]
-    return stage.recording
+    simulation.workflow = workflow
+    clock.run(pools_module._asynchronous(simulation, clock))  # pyright: ignore[reportPrivateUsage]
+    return simulation.recording
 
 
 def test_events_ahead_of_time_change_nothing() -> None:

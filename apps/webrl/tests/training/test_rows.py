@@ -1,5 +1,7 @@
 """Groups become rows: advantages over all members, images beside their text, nothing lost."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

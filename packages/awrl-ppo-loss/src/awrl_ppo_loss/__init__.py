@@ -1,5 +1,7 @@
 """Decoupled PPO and its relatives as functions of tensors."""
 
+from __future__ import annotations
+
 from awrl_ppo_loss.advantages import group_normalized_advantages
 from awrl_ppo_loss.aggregation import count_denominator
 from awrl_ppo_loss.batch import PolicyBatch

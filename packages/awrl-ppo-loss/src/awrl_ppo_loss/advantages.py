@@ -41,7 +41,6 @@ def group_normalized_advantages(
     Args:
         rewards: One per episode.
         group_ids: One per episode.
-        norm: Which of the two.
 
     Returns:
         Float32 `[N]`.

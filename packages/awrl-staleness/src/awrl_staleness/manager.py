@@ -151,7 +151,6 @@ class StalenessManager:
         """Queue a running episode for training; its slot is free.
 
         Args:
-            episode_id: A running episode.
             oldest_version: Version of its oldest trainable token; default the version at its start.
         """
         with self._lock:

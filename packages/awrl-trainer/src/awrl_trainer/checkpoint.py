@@ -57,7 +57,6 @@ def save_checkpoint(
         version: Version of the weights; names the checkpoint.
         extra: JSON values of the caller, such as a task cursor.
         keep: Complete checkpoints that stay; None keeps all.
-        group: The ranks.
 
     Raises:
         CheckpointError: The disk refused a write; the previous checkpoints are whole.

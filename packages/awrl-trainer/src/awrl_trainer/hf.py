@@ -32,9 +32,6 @@ from awrl_trainer.sharding import parameters_on_meta
 def build_model(config: PreTrainedConfig) -> nn.Module:
     """Build the policy class of a config, image-text where it has a vision part.
 
-    Args:
-        config: A transformers config.
-
     Returns:
         The model in float32, with the initial weights of its class.
     """
@@ -61,7 +58,6 @@ def load_actor(
         collate: Turns rows into a batch.
         mesh: One-dimensional mesh of the ranks; None takes all ranks.
         device: Where to compute; None takes the CPU.
-        version: Version of the weights.
 
     Raises:
         CheckpointError: No such checkpoint, or a weight that it lacks.

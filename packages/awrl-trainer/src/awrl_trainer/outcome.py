@@ -14,7 +14,7 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[ResultT]):
+class CallOutcome(Generic[ResultT]):
     """A result, or the exception in its place."""
 
     value: ResultT | None = None
@@ -23,17 +23,17 @@ class Outcome(Generic[ResultT]):
     """What was raised; None after a success."""
 
 
-def outcome_of(action: Callable[[], ResultT]) -> Outcome[ResultT]:
+def outcome_of(action: Callable[[], ResultT]) -> CallOutcome[ResultT]:
     """Run a function and return its result or its exception."""
     try:
-        return Outcome(value=action())
+        return CallOutcome(value=action())
     except Exception as error:  # noqa: BLE001 - the boundary; see the module's docstring
-        return Outcome(error=error)
+        return CallOutcome(error=error)
 
 
-async def outcome_of_async(awaitable: Awaitable[ResultT]) -> Outcome[ResultT]:
+async def outcome_of_async(awaitable: Awaitable[ResultT]) -> CallOutcome[ResultT]:
     """Await something and return its result or its exception."""
     try:
-        return Outcome(value=await awaitable)
+        return CallOutcome(value=await awaitable)
     except Exception as error:  # noqa: BLE001 - the boundary; see the module's docstring
-        return Outcome(error=error)
+        return CallOutcome(error=error)

@@ -34,7 +34,6 @@ def micro_batch_loss(
         reference_logprobs: Log-probs of the frozen reference, float32 `[N]`; None switches it off.
         version: Version at the start of the update.
         denominator: Trainable tokens (or rows) of the mini-batch over all ranks.
-        config: Which loss.
     """
     proximal, metrics = micro.behavior_logprobs, {}
     if config.proximal_method != "behavior":

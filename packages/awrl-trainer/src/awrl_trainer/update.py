@@ -100,7 +100,6 @@ class UpdateRunner:
 
         Args:
             rows: All rows, the same on every rank.
-            version: Version at the start.
 
         Returns:
             Metrics, equal on every rank, and whether any optimizer step was taken.

@@ -1,5 +1,7 @@
 """What a policy can do to a page: one text grammar, by position or by mark, parser and formatter."""
 
+from __future__ import annotations
+
 from webrl.actions.action import (
     ACTION_NAMES,
     GRID_SIZE,

@@ -1,5 +1,7 @@
 """Real browsers for episodes: a pool of sessions over one Chromium, with typed faults."""
 
+from __future__ import annotations
+
 from webrl.browser.chromium import find_chromium
 from webrl.browser.config import BrowserConfig, Deadlines
 from webrl.browser.outcome import EndReason, Event, EventKind, Mark, Observation, StepOutcome

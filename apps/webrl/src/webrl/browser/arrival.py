@@ -63,9 +63,7 @@ async def wait_until_loaded(
     stop: while a navigation waits for its first byte, neither scripts nor screenshots work.
 
     Args:
-        page: The active page.
         longest_s: Longest wait, in seconds; 0 does not wait at all.
-        sleep: Waits.
 
     Raises:
         BrowserFault: the page does not even stop.

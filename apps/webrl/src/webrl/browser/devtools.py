@@ -125,7 +125,6 @@ class DevTools:
         Args:
             session: Session of a page, or `None` for the browser.
             method: Name such as `Page.captureScreenshot`.
-            parameters: Its parameters.
             deadline_s: Longest time to wait.
 
         Raises:

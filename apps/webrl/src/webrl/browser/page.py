@@ -115,7 +115,6 @@ class LivePage:
         """Return the JSON value of a JavaScript expression, promises awaited.
 
         Args:
-            script: The expression.
             park_pointer: Whether to move the pointer into the last corner as well, so that
                 nothing shows a hover.
             deadline_s: Longest time, in seconds; the configured one when `None`.

@@ -47,7 +47,6 @@ def escalate(kind: BrowserFaultKind, tried: RecoveryLevel) -> RecoveryLevel | No
     """Return what to replace after a fault, or `None` to give up.
 
     Args:
-        kind: Kind of the fault.
         tried: Highest level of this reset so far.
     """
     level = max(

@@ -70,7 +70,6 @@ class BrowserSession:
         Faults escalate: page, context, browser, driver are replaced in turn.
 
         Args:
-            task: What to do.
             seed: Which instance of it; any integer.
 
         Raises:

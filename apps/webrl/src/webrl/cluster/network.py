@@ -52,7 +52,6 @@ class NetworkConfig:
         """Return a client of one of the run's inference servers.
 
         Args:
-            url: Its address.
             config: Limits; the defaults when None.
         """
         return SGLangClient(url, config=config, token=self.token)

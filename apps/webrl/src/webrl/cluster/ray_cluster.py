@@ -148,9 +148,6 @@ async def until_signalled(work: Coroutine[None, None, ResultT]) -> ResultT:
 
     A second signal no longer waits: it interrupts the clean-up.
 
-    Args:
-        work: What to run.
-
     Raises:
         asyncio.CancelledError: A signal came.
     """

@@ -108,7 +108,6 @@ class RayScheduler:
         """Start one worker of a role on its bundle; it is not waited for.
 
         Args:
-            role: Scheduler role.
             rank: Rank within the role.
             options: What its process gets.
             worker_class: Built in that process.
@@ -184,7 +183,6 @@ async def async_call_engine(
     Args:
         workers: The workers, in the order of the results.
         timeout_s: Deadline of the whole fan-out, in seconds.
-        method: A method of their class.
         *args: Passed to each call.
         **kwargs: Passed to each call.
 
@@ -232,9 +230,7 @@ async def call_worker(
     """Call one method of one worker; a caller that is cancelled cancels an `async` method too.
 
     Args:
-        worker: The worker.
         timeout_s: Deadline, in seconds.
-        method: A method of its class.
         *args: Passed to the call.
         **kwargs: Passed to the call.
 

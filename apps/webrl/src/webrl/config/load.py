@@ -145,7 +145,6 @@ def build_section(
     """Return the section that `raw` spells, or None after noting every problem.
 
     Args:
-        section: What to build.
         raw: Parsed TOML; leaves may be an `OverrideText`.
         key: Dotted key of the section, empty at the top.
         problems: What is wrong is appended here, with full keys.

@@ -31,7 +31,6 @@ def unknown_key(key: str, siblings: Sequence[str] = ()) -> Problem:
     """Return the problem of an unknown key, with the nearest right spelling.
 
     Args:
-        key: The key.
         siblings: Keys of its section; needed where that is no section of a configuration.
     """
     keys = all_keys()

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from webrl.embedded.request import GenerationRequest
-from webrl.embedded.scheduler import Delivery, Scheduler
+from webrl.embedded.scheduler import Delivery, RequestScheduler
 from webrl.errors import BadRequestError
 
 __all__ = ["Engine"]
@@ -36,7 +36,7 @@ ResultT = TypeVar("ResultT")
 class Engine:
     """Runs one scheduler in one thread."""
 
-    def __init__(self, scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, scheduler: RequestScheduler, loop: asyncio.AbstractEventLoop) -> None:
         """Make an engine whose answers arrive in `loop`; `start` starts it."""
         self._scheduler = scheduler
         self._loop = loop
@@ -85,7 +85,7 @@ class Engine:
             message = f"prompt and images must be readable, got {type(error).__name__}: {error}"
             self._scheduler.reject(request, BadRequestError(message))
 
-    async def call(self, function: Callable[[Scheduler], ResultT]) -> ResultT:
+    async def call(self, function: Callable[[RequestScheduler], ResultT]) -> ResultT:
         """Run `function` on the scheduler in the model thread and return its result."""
         future: Future[ResultT] = Future()
 
@@ -106,7 +106,7 @@ class Engine:
         """Return once nothing runs, under a hold on admission; end it with `set_draining`."""
         future: Future[None] = Future()
 
-        def start(scheduler: Scheduler) -> None:
+        def start(scheduler: RequestScheduler) -> None:
             scheduler.set_draining(True)
             self._drained.append(future)
 

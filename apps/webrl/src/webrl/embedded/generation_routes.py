@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from webrl.embedded.request import Answer, GenerationRequest
+from webrl.embedded.request import GenerationAnswer, GenerationRequest
 from webrl.embedded.state import STATE, ServerState
 from webrl.embedded.wire import (
     AbortBody,
@@ -53,7 +53,9 @@ async def _generate(http: web.Request) -> web.StreamResponse:
             await asyncio.shield(state.engine.call(lambda scheduler: scheduler.abort_exact(rid)))
 
 
-def _final(state: ServerState, rid: str, body: GenerateBody, answer: Answer) -> web.Response:
+def _final(
+    state: ServerState, rid: str, body: GenerateBody, answer: GenerationAnswer
+) -> web.Response:
     if isinstance(answer.error, BadRequestError):
         raise answer.error
     if answer.error is not None:
@@ -64,7 +66,7 @@ def _final(state: ServerState, rid: str, body: GenerateBody, answer: Answer) -> 
 
 def _request(
     state: ServerState, body: GenerateBody
-) -> tuple[GenerationRequest, asyncio.Queue[Answer]]:
+) -> tuple[GenerationRequest, asyncio.Queue[GenerationAnswer]]:
     if not body.input_ids:
         raise BadRequestError("input_ids must hold at least one token, got none.")
     if body.logprob_start_len not in (None, -1):
@@ -79,7 +81,7 @@ def _request(
     images = body.image_data or []
     images = [images] if isinstance(images, str) else images
     seed = body.sampling_params.sampling_seed
-    answers: asyncio.Queue[Answer] = asyncio.Queue()
+    answers: asyncio.Queue[GenerationAnswer] = asyncio.Queue()
     request = GenerationRequest(
         rid=rid,
         prompt_ids=tuple(body.input_ids),
@@ -98,7 +100,7 @@ async def _stream(
     state: ServerState,
     rid: str,
     body: GenerateBody,
-    answers: asyncio.Queue[Answer],
+    answers: asyncio.Queue[GenerationAnswer],
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(http)
@@ -116,7 +118,9 @@ async def _stream(
     return response
 
 
-def _reply(state: ServerState, rid: str, body: GenerateBody, answer: Answer) -> dict[str, Any]:
+def _reply(
+    state: ServerState, rid: str, body: GenerateBody, answer: GenerationAnswer
+) -> dict[str, Any]:
     finish = answer.finish
     reason: dict[str, Any] | None = None
     if finish is not None:

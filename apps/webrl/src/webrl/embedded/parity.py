@@ -229,11 +229,9 @@ def largest_difference(
     """Return the largest difference of an answer's log-probs to the reference, in nats.
 
     Args:
-        model: The reference.
         processor: Of the same checkpoint.
         request: What was asked.
         pages: The images of `request`, encoded.
-        result: The answer.
         first: Index of the first token that is compared.
     """
     expected = reference_logprobs(
@@ -266,7 +264,6 @@ def reference_logprobs(
         model: The HF model, in evaluation mode.
         processor: Makes the model inputs.
         prompt_ids: Prompt with one placeholder per image.
-        images: Encoded images.
         output_ids: Tokens whose log-probs are wanted.
         temperature: Divides the logits.
         masked_token_ids: Ids at minus infinity.

@@ -136,7 +136,6 @@ async def publish(
     """Broadcast `tensors` while the server receives them.
 
     Args:
-        client: Of the server.
         rank_zero: The sending side of a group that both have joined.
         tensors: What to send, by name.
         is_flattened: One bucket.

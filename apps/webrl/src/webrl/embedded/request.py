@@ -34,7 +34,7 @@ class FinishReason:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class GenerationAnswer:
     """A request's state at one moment, for the HTTP side."""
 
     output_ids: tuple[int, ...]
@@ -71,7 +71,7 @@ class GenerationRequest:
     """[V] logit bias, shared by equal requests."""
     seed: int
     """Seed of its draws."""
-    deliver: Callable[[Answer], None]
+    deliver: Callable[[GenerationAnswer], None]
     """Takes each answer; called on the HTTP side."""
     is_stream: bool = False
     """Whether it is answered at every token."""
@@ -124,9 +124,9 @@ class GenerationRequest:
 
     def answer(
         self, weight_version: str, finish: FinishReason | None, error: Exception | None = None
-    ) -> Answer:
+    ) -> GenerationAnswer:
         """Return the state as of now."""
-        return Answer(
+        return GenerationAnswer(
             output_ids=tuple(self.output_ids),
             logprobs=tuple(self.logprobs),
             versions=tuple(self.versions),

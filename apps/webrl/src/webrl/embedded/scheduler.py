@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from webrl.embedded.batch import Drawn, RunningBatch
-from webrl.embedded.request import Answer, FinishReason, GenerationRequest
+from webrl.embedded.request import FinishReason, GenerationAnswer, GenerationRequest
 from webrl.embedded.runner import Runner
 from webrl.errors import BadRequestError
 
-__all__ = ["Delivery", "PauseMode", "Scheduler", "SchedulerConfig", "SchedulerStatistics"]
+__all__ = ["Delivery", "PauseMode", "RequestScheduler", "SchedulerConfig", "SchedulerStatistics"]
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
-Delivery = tuple[Callable[[Answer], None], Answer]
+Delivery = tuple[Callable[[GenerationAnswer], None], GenerationAnswer]
 """Who takes an answer, and the answer."""
 
 _QUEUE_ABORT = FinishReason(type="abort", message="Abort in waiting queue")
@@ -76,7 +76,7 @@ class SchedulerStatistics:
     """Whether generation is paused now."""
 
 
-class Scheduler:
+class RequestScheduler:
     """All requests of one server, and the label of its weights."""
 
     def __init__(self, runner: Runner, config: SchedulerConfig) -> None:
@@ -130,7 +130,7 @@ class Scheduler:
             self._waiting.append(request)
 
     def reject(self, request: GenerationRequest, error: Exception) -> None:
-        """Answer a request that is in neither queue with `error`."""
+        """GenerationAnswer a request that is in neither queue with `error`."""
         self._num_refused += 1
         self._answer(request, None, error)
 
@@ -151,7 +151,7 @@ class Scheduler:
         request.stop_ids = eos | frozenset(request.params.stop_token_ids or ())
 
     def abort(self, rid_prefix: str) -> int:
-        """Answer each request whose id starts with `rid_prefix` with what it has; count them."""
+        """GenerationAnswer each request whose id starts with `rid_prefix` with what it has; count them."""
         doomed = [
             request
             for request in (*self._waiting, *self._batch.requests)
@@ -173,7 +173,7 @@ class Scheduler:
         self._num_aborted += len(requests)
 
     def abort_exact(self, rid: str) -> None:
-        """Answer the one request `rid`, if it is still here, with what it has."""
+        """GenerationAnswer the one request `rid`, if it is still here, with what it has."""
         for request in (*self._waiting, *self._batch.requests):
             if request.rid == rid:
                 self._cut([request])
@@ -242,7 +242,7 @@ class Scheduler:
             self._report(self._batch.decode(version))
 
     def fail_running(self, error: Exception) -> None:
-        """Answer every request that a broken step had in hand with `error`; start clean."""
+        """GenerationAnswer every request that a broken step had in hand with `error`; start clean."""
         in_batch = self._batch.clear()
         in_hand = {id(request): request for request in (*self._admitting, *in_batch)}
         self._admitting = []

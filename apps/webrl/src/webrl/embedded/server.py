@@ -25,7 +25,7 @@ from webrl.embedded.config import EmbeddedServerConfig
 from webrl.embedded.engine import Engine
 from webrl.embedded.generation_routes import generation_routes
 from webrl.embedded.runner import load_runner
-from webrl.embedded.scheduler import Scheduler, SchedulerConfig
+from webrl.embedded.scheduler import RequestScheduler, SchedulerConfig
 from webrl.embedded.state import STATE, ServerState
 from webrl.embedded.weight_routes import weight_routes
 from webrl.errors import BadRequestError, WeightUpdateError
@@ -41,7 +41,7 @@ _STOP_DEADLINE_S = 1.5
 def build_state(config: EmbeddedServerConfig, loop: asyncio.AbstractEventLoop) -> ServerState:
     """Load the model and start its thread; answers arrive in `loop`."""
     runner = load_runner(config)
-    scheduler = Scheduler(
+    scheduler = RequestScheduler(
         runner,
         SchedulerConfig(
             max_running=config.max_running_requests,
@@ -91,7 +91,7 @@ def _failure(status: int, body: dict[str, object]) -> web.Response:
 
 
 async def serve(config: EmbeddedServerConfig, listener: socket.socket) -> None:
-    """Answer on `listener` until SIGTERM or SIGINT."""
+    """GenerationAnswer on `listener` until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

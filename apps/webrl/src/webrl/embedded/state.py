@@ -14,7 +14,7 @@ from aiohttp import web
 from webrl.embedded.config import EmbeddedServerConfig
 from webrl.embedded.engine import Engine
 from webrl.embedded.runner import ModelRunner
-from webrl.embedded.scheduler import Scheduler
+from webrl.embedded.scheduler import RequestScheduler
 from webrl.embedded.weight_group import WeightGroups
 from webrl.embedded.weights import WeightTable
 
@@ -33,7 +33,7 @@ class ServerState:
         self,
         config: EmbeddedServerConfig,
         runner: ModelRunner,
-        scheduler: Scheduler,
+        scheduler: RequestScheduler,
         engine: Engine,
     ) -> None:
         """Tie the parts together; the engine is started by the server."""
@@ -83,7 +83,7 @@ class ServerState:
         and what waits starts after the change.
         """
 
-        def change(scheduler: Scheduler) -> None:
+        def change(scheduler: RequestScheduler) -> None:
             apply()
             scheduler.weights_changed(weight_version)
 

@@ -31,7 +31,7 @@ from torch.distributed.distributed_c10d import (
 )
 from torch.distributed.rendezvous import rendezvous
 
-from webrl.embedded.weights import TensorSpec
+from webrl.embedded.weights import SentTensor
 from webrl.embedded.wire import InitGroupBody
 from webrl.errors import WeightUpdateError
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 def parse_specs(
     names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
-) -> list[TensorSpec]:
+) -> list[SentTensor]:
     """Return the specs that an update's three lists describe.
 
     Raises:
@@ -53,7 +53,7 @@ def parse_specs(
             "names, dtypes and shapes must have one length > 0, got "
             f"{len(names)}, {len(dtypes)} and {len(shapes)}. Nothing was received."
         )
-    specs: list[TensorSpec] = []
+    specs: list[SentTensor] = []
     for name, dtype_name, shape in zip(names, dtypes, shapes, strict=True):
         dtype = getattr(torch, dtype_name.removeprefix("torch."), None)
         if not isinstance(dtype, torch.dtype):
@@ -63,7 +63,7 @@ def parse_specs(
             )
         if any(size < 0 for size in shape):
             raise WeightUpdateError(f"shape of {name!r} must not be negative, got {list(shape)}.")
-        specs.append(TensorSpec(name=name, shape=tuple(shape), dtype=dtype))
+        specs.append(SentTensor(name=name, shape=tuple(shape), dtype=dtype))
     return specs
 
 
@@ -168,7 +168,7 @@ class WeightGroups:
         dist.destroy_process_group(group)
 
     def receive(
-        self, group_name: str, specs: Sequence[TensorSpec], *, is_flattened: bool
+        self, group_name: str, specs: Sequence[SentTensor], *, is_flattened: bool
     ) -> dict[str, torch.Tensor]:
         """Take part in the broadcasts of one update and return what came.
 
@@ -207,7 +207,7 @@ class WeightGroups:
                 dist.destroy_process_group(group)
 
     def _receive_flat(
-        self, group: dist.ProcessGroup, specs: Sequence[TensorSpec]
+        self, group: dist.ProcessGroup, specs: Sequence[SentTensor]
     ) -> dict[str, torch.Tensor]:
         sizes = [_num_bytes(spec) for spec in specs]
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
@@ -224,7 +224,7 @@ class WeightGroups:
         return tensors
 
     def _receive_each(
-        self, group: dist.ProcessGroup, specs: Sequence[TensorSpec]
+        self, group: dist.ProcessGroup, specs: Sequence[SentTensor]
     ) -> dict[str, torch.Tensor]:
         received = [
             (spec.name, torch.empty(spec.shape, dtype=spec.dtype, device=self._device))
@@ -240,7 +240,7 @@ class WeightGroups:
         return dict(received)
 
 
-def _num_bytes(spec: TensorSpec) -> int:
+def _num_bytes(spec: SentTensor) -> int:
     count = 1
     for size in spec.shape:
         count *= size

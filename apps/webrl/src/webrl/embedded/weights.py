@@ -30,7 +30,7 @@ _MAX_LISTED = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TensorSpec:
+class SentTensor:
     """What a sender says about one tensor."""
 
     name: str
@@ -70,10 +70,10 @@ class WeightTable:
         """Every name, tied ones included, sorted."""
         return tuple(sorted(self._tensors))
 
-    def spec(self, name: str) -> TensorSpec:
+    def spec(self, name: str) -> SentTensor:
         """Return what the tensor `name` is."""
         tensor = self._tensors[name]
-        return TensorSpec(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
+        return SentTensor(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
 
     def aliases(self) -> list[tuple[str, ...]]:
         """Return the groups of names that share one tensor (tied weights)."""
@@ -83,7 +83,7 @@ class WeightTable:
             by_storage.setdefault((tensor.data_ptr(), tuple(tensor.shape)), []).append(name)
         return [tuple(names) for names in by_storage.values() if len(names) > 1]
 
-    def problems(self, specs: Sequence[TensorSpec], *, any_float: bool = False) -> list[str]:
+    def problems(self, specs: Sequence[SentTensor], *, any_float: bool = False) -> list[str]:
         """Return what is wrong with an update, one sentence per tensor; empty when it fits.
 
         Args:
@@ -102,7 +102,7 @@ class WeightTable:
             seen.add(spec.name)
         return problems
 
-    def _mismatch(self, spec: TensorSpec, any_float: bool) -> list[str]:
+    def _mismatch(self, spec: SentTensor, any_float: bool) -> list[str]:
         own = self.spec(spec.name)
         if own.shape != spec.shape:
             return [f"{spec.name!r} must have shape {list(own.shape)}, got {list(spec.shape)}"]
@@ -129,7 +129,7 @@ class WeightTable:
             WeightUpdateError: One of them does not fit; nothing was copied.
         """
         specs = [
-            TensorSpec(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
+            SentTensor(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
             for name, tensor in tensors.items()
         ]
         refuse(self.problems(specs, any_float=True))
@@ -195,7 +195,7 @@ def read_checkpoint(
     for path, names in _files(folder).items():
         tensors.update(_read(path, names))
     specs = [
-        TensorSpec(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
+        SentTensor(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
         for name, tensor in tensors.items()
     ]
     problems = table.problems(specs, any_float=True)

@@ -115,11 +115,11 @@ class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     sampling_params: SamplingParams = msgspec.field(default_factory=SamplingParams)
     """How to sample."""
     return_logprob: bool | None = False
-    """Answer with the log-prob of each token."""
+    """GenerationAnswer with the log-prob of each token."""
     logprob_start_len: int | None = None
     """-1 or absent: log-probs of the answer only."""
     stream: bool | None = False
-    """Answer with server-sent events, one per token."""
+    """GenerationAnswer with server-sent events, one per token."""
     return_text_in_logprobs: bool | None = False
     """Accepted; the third item of a log-prob entry stays null."""
     session_id: str | None = None

@@ -87,9 +87,6 @@ class EvaluationManager:
     async def evaluate_last(self, version: int) -> None:
         """Evaluate the newest checkpoint on the final seeds, once training is over.
 
-        Args:
-            version: Its weight version.
-
         Raises:
             RolloutError: The server refused the checkpoint, or gave no answer.
             EngineCallError: The worker is gone.

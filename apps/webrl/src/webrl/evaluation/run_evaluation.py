@@ -91,7 +91,6 @@ async def run_evaluation(
 
     Args:
         worker: Runs them.
-        spec: What is evaluated.
         checkpoint: What the servers hold.
         previous: Earlier result for the paired comparison.
 

@@ -30,7 +30,6 @@ def evaluate_checkpoint(
 
     Args:
         config: Tasks, browsers and limits.
-        checkpoint: What to evaluate.
         num_seeds: Held-out seeds, spread over the tasks.
         log_dir: Folder of the logs of server and worker.
 

@@ -50,7 +50,6 @@ def wilson_interval(num_successes: int, num_trials: int, z: float = Z_95) -> tup
     """Return the Wilson score interval of a share (Wilson 1927).
 
     Args:
-        num_successes: Successes.
         num_trials: Trials; 0 gives the interval (0, 1).
         z: Normal quantile.
     """
@@ -98,7 +97,6 @@ def summarise(
     Args:
         outcomes: 1 or 0 by `task#seed`.
         version: Weight version that was evaluated.
-        checkpoint: Its folder.
         num_faults: Episodes lost to the infrastructure.
         duration_s: Seconds of the evaluation.
         previous: Earlier result for the paired comparison.

@@ -116,7 +116,6 @@ class ChatClient:
         """Return what `read` makes of the answer.
 
         Args:
-            question: What is asked.
             read: Raises `MalformedAnswerError` for a text that is no answer.
 
         Raises:

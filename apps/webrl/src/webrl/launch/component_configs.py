@@ -162,9 +162,6 @@ def worker_spec(
 
     Args:
         servers: What the inference servers were started with.
-        tasks: Tasks with their limits.
-        num_slots: Slots of the worker.
-        temperature: Sampling temperature.
         is_synchronous: Spawn and tear down sessions around each round.
     """
     env = config.env

@@ -247,7 +247,6 @@ async def start_evaluation_worker(
     Args:
         scheduler: Holds the role.
         servers: What the servers were started with.
-        server_urls: Their addresses.
 
     Raises:
         EngineCallError: It did not start.

@@ -49,7 +49,6 @@ def load_policy(
 
     Args:
         path: A checkpoint directory.
-        dtype: Of the weights.
 
     Returns:
         The model, in evaluation mode, on the CPU.

@@ -121,7 +121,6 @@ def write_sample(
     Args:
         root: Folder of the samples.
         episode_id: Names the folder; slashes become dashes.
-        trajectory: The episode.
         images: Encoded bytes by key; a key without bytes is left out of the folder.
         extra: Further JSON fields, such as the advantage and the version that trained it.
 

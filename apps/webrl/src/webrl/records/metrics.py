@@ -153,7 +153,6 @@ class MetricLog:
         """Open `metrics.jsonl` and the configured tracker of a run.
 
         Args:
-            run_dir: Folder of the run.
             tracker: `tensorboard`, `wandb`, `trackio` or `none`.
             config: Resolved configuration, shown by the tracker.
         """

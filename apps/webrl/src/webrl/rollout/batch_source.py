@@ -166,7 +166,6 @@ class EverlastingRollouts:
     Args:
         controller: Entered by the caller.
         workers: Its live workers by name; the caller replaces those that die.
-        group_filter: Its hooks.
     """
 
     def __init__(
@@ -231,7 +230,6 @@ class RayWorker:
     """A rollout worker on Ray as the controller's `Worker`: each method is one remote call.
 
     Args:
-        handle: The worker.
         name: Name of this incarnation, unique over the run.
         num_slots: Episodes that it runs at once.
     """
@@ -284,7 +282,6 @@ class RayRoundPool:
     """A synchronous rollout worker on Ray as a `RoundPool`.
 
     Args:
-        handle: The worker.
         timeout_s: Limit of one round, in seconds.
     """
 

@@ -17,7 +17,6 @@ def page_latency_s(payload: EpisodeTask, step: int, *, mean_s: float, cv: float)
 
     Args:
         payload: Names the episode; siblings wait alike.
-        step: Index of the step.
         mean_s: Mean, in seconds.
         cv: Coefficient of variation.
     """

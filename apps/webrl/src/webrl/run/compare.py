@@ -99,7 +99,6 @@ def figures_of(mode: str, metrics: Path) -> MeasuredMode:
     """Return the figures of one run from its `metrics.jsonl`.
 
     Args:
-        mode: Name of the mode.
         metrics: The file; at least two steps.
     """
     lines = [json.loads(line) for line in metrics.read_text().splitlines()][WARMUP_STEPS:]

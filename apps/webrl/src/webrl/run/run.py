@@ -382,9 +382,6 @@ def ensure_policy(config: WebRLConfig, run_dir: Path) -> Path:
     """Return the folder of the starting policy, made when the configuration names none.
 
     A made policy appears by rename: a run that was killed in mid-warm-up makes it again.
-
-    Args:
-        run_dir: Folder of the run.
     """
     if config.policy.path is not None:
         return Path(config.policy.path).resolve()

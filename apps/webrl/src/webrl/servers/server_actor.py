@@ -78,7 +78,6 @@ class InferenceServer:
             spec: How to start it.
             index: Number of the server over all roles; added to a given base port.
             name: Name for its log file, such as ``rollout-0``.
-            log_dir: Folder for the log.
         """
         self._spec = spec
         self._index = index

@@ -17,14 +17,14 @@ from webrl.simulate.report import (
     measured_table,
     sweep_table,
 )
-from webrl.simulate.stage import Layout
+from webrl.simulate.simulation import DeviceLayout
 from webrl.simulate.sweep import SweepPoint, best_point, fit, splits, sweep, with_split
 from webrl.simulate.timeline import write_timeline
 from webrl.simulate.trace import RunTrace, read_trace
 
 __all__ = [
     "Assumptions",
-    "Layout",
+    "DeviceLayout",
     "ModeFigures",
     "Recording",
     "RunTrace",

@@ -54,7 +54,6 @@ def resolve_assumptions(
     """Return the model of a configuration.
 
     Args:
-        config: The run's.
         settings: `section.key=value`, without the prefix; they win.
         run: Folder of a recorded run, None for none.
 

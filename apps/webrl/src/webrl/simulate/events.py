@@ -40,7 +40,6 @@ class EventLine:
         """Have a callback called at a time; one in the past is called next.
 
         Args:
-            time_s: When.
             callback: Called without arguments; must not wait.
             is_audible: Whether it wakes a task.
         """

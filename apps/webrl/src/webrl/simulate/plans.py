@@ -54,7 +54,6 @@ def hazard_of_mean(mean: float, max_steps: int) -> float:
 
     Args:
         mean: At least 1.
-        max_steps: The cut.
     """
     low, high = 1e-12, 1.0
     for _ in range(60):

@@ -32,7 +32,7 @@ from webrl.rollout.batch_source import EverlastingRollouts, SynchronousRollouts
 from webrl.simulate.figures import Gauge, Recording
 from webrl.simulate.model import SimulationModel
 from webrl.simulate.plans import PlanSource
-from webrl.simulate.stage import Layout, Stage
+from webrl.simulate.simulation import DeviceLayout, Simulation
 from webrl.simulate.workflow import pause_s
 
 __all__ = ["simulate_asynchronous", "simulate_synchronous"]
@@ -55,13 +55,13 @@ def simulate_asynchronous(
         RunFailedError: The run had to stop: most episodes miss their deadline, for example.
     """
     clock = VirtualClock()
-    stage = Stage(config, model, Layout.of(config), plans, mode="asynchronous")
+    simulation = Simulation(config, model, DeviceLayout.of(config), plans, mode="asynchronous")
     try:
-        clock.run(_asynchronous(stage, clock))
+        clock.run(_asynchronous(simulation, clock))
     except* RolloutError as errors:
         reason = errors.exceptions[0]
         raise RunFailedError(f"the simulated run had to stop, as a real one: {reason}") from errors
-    return stage.recording
+    return simulation.recording
 
 
 def simulate_synchronous(
@@ -75,27 +75,27 @@ def simulate_synchronous(
         plans: What episodes do; drawn from the model when None.
     """
     clock = VirtualClock()
-    layout = Layout.of(config).shared(config)
-    stage = Stage(config, model, layout, plans, mode="synchronous")
-    clock.run(_synchronous(stage, clock))
-    return stage.recording
+    layout = DeviceLayout.of(config).shared(config)
+    simulation = Simulation(config, model, layout, plans, mode="synchronous")
+    clock.run(_synchronous(simulation, clock))
+    return simulation.recording
 
 
 class _DistantWorker(LocalWorker):
     """A worker that hears of requests a while after they were sent."""
 
-    def __init__(self, executor: WorkflowExecutor, stage: Stage) -> None:
+    def __init__(self, executor: WorkflowExecutor, simulation: Simulation) -> None:
         super().__init__(executor)
         self._slots = executor
-        self._stage = stage
+        self._simulation = simulation
 
     async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
         """Hand requests to the executor after the way to it."""
-        delay_s = self._stage.model.session.dispatch_s
+        delay_s = self._simulation.model.session.dispatch_s
         if delay_s <= 0.0:
             await super().submit(requests)
             return
-        line, now_s = self._stage.line, asyncio.get_running_loop().time()
+        line, now_s = self._simulation.line, asyncio.get_running_loop().time()
         line.at(now_s + delay_s, lambda: self._slots.submit(requests), is_audible=True)
         line.arm(now_s)
 
@@ -108,16 +108,16 @@ class _RoundPool(SyncPool):
         return self.statistics()
 
 
-async def _asynchronous(stage: Stage, clock: VirtualClock) -> None:
-    config, recording = stage.config, stage.recording
+async def _asynchronous(simulation: Simulation, clock: VirtualClock) -> None:
+    config, recording = simulation.config, simulation.recording
     manager = StalenessManager(component_configs.staleness_config(config))
     executors = [
         WorkflowExecutor(
-            stage.workflow,
+            simulation.workflow,
             num_slots=config.env.slots_per_worker,
             name=f"worker-{index}",
             deadline_s=config.env.episode_timeout_s,
-            retry=stage.retry,
+            retry=simulation.retry,
             clock=clock,
         )
         for index in range(config.env.num_workers)
@@ -127,32 +127,34 @@ async def _asynchronous(stage: Stage, clock: VirtualClock) -> None:
             await stack.enter_async_context(executor)
         controller = await stack.enter_async_context(
             RolloutController(
-                [_DistantWorker(executor, stage) for executor in executors],
+                [_DistantWorker(executor, simulation) for executor in executors],
                 manager,
-                source=stage.stream.next_group,
+                source=simulation.stream.next_group,
                 config=msgspec.structs.replace(
                     component_configs.controller_config(config),
                     poll_interval_s=_NEVER_S,
                     watchdog_interval_s=_NEVER_S,
                 ),
-                accept_group=stage.filter.accept,
-                on_discarded=stage.filter.discarded,
-                on_group_dropped=stage.filter.group_dropped,
+                accept_group=simulation.filter.accept,
+                on_discarded=simulation.filter.discarded,
+                on_group_dropped=simulation.filter.group_dropped,
                 clock=clock,
             )
         )
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(stage.look_again(lambda: _look(stage, controller)))
-            rollouts = EverlastingRollouts(controller, {}, stage.filter)
+            looking = group.create_task(
+                simulation.look_again(lambda: _look(simulation, controller))
+            )
+            rollouts = EverlastingRollouts(controller, {}, simulation.filter)
             for version in range(1, config.total_steps + 1):
-                await _step(stage, rollouts, version, executors)
+                await _step(simulation, rollouts, version, executors)
             looking.cancel()
         _keep_ledger(recording, manager)
-        stage.line.close()
+        simulation.line.close()
 
 
 async def _step(
-    stage: Stage,
+    simulation: Simulation,
     rollouts: EverlastingRollouts,
     version: int,
     executors: Sequence[WorkflowExecutor],
@@ -160,32 +162,32 @@ async def _step(
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     batch = await rollouts.prepare_batch(
-        stage.config.rollout.consumer_batch_size, timeout_s=_NEVER_S
+        simulation.config.rollout.consumer_batch_size, timeout_s=_NEVER_S
     )
     collected_s = loop.time()
     records = [record for group in batch for record in group.trainable]
-    trained_s, resumed_s = await stage.update(records)
-    await pause_s(stage.line, stage.model.publish.outside_s)
+    trained_s, resumed_s = await simulation.update(records)
+    await pause_s(simulation.line, simulation.model.publish.outside_s)
     rollouts.advance(version)
-    stage.filter.take_dropped()
+    simulation.filter.take_dropped()
     pictures = [executor.statistics() for executor in executors]
-    stage.note_step(
+    simulation.note_step(
         times=(started_s, collected_s, trained_s, resumed_s, loop.time()),
         records=records,
         busy_s=sum(picture.busy_s for picture in pictures),
     )
 
 
-def _look(stage: Stage, controller: RolloutController) -> None:
+def _look(simulation: Simulation, controller: RolloutController) -> None:
     statistics = controller.statistics()
     bound = statistics.blocked_by or "nothing"
-    if statistics.num_in_flight >= stage.recording.num_slots:
+    if statistics.num_in_flight >= simulation.recording.num_slots:
         bound = "slots"
-    stage.recording.gauges.append(
+    simulation.recording.gauges.append(
         Gauge(
             at_s=asyncio.get_running_loop().time(),
-            num_episodes=stage.workflow.num_running,
-            num_requests=sum(server.num_running for server in stage.servers),
+            num_episodes=simulation.workflow.num_running,
+            num_requests=sum(server.num_running for server in simulation.servers),
             num_ready=statistics.num_ready_episodes,
             bound=bound,
         )
@@ -201,70 +203,71 @@ def _keep_ledger(recording: Recording, manager: StalenessManager) -> None:
     recording.num_trained = seen.num_trained
 
 
-async def _synchronous(stage: Stage, clock: VirtualClock) -> None:
-    config, loop = stage.config, asyncio.get_running_loop()
+async def _synchronous(simulation: Simulation, clock: VirtualClock) -> None:
+    config, loop = simulation.config, asyncio.get_running_loop()
     pools = [
         _RoundPool(
-            stage.workflow,
+            simulation.workflow,
             num_slots=config.env.slots_per_worker,
             name=f"pool-{index}",
-            spawn=_session_opener(stage),
+            spawn=_session_opener(simulation),
             deadline_s=config.env.episode_timeout_s,
-            retry=stage.retry,
+            retry=simulation.retry,
             clock=clock,
         )
         for index in range(config.env.num_workers)
     ]
     rounds = SynchronousRollouts(
         pools,
-        stage.stream,
-        stage.filter,
+        simulation.stream,
+        simulation.filter,
         group_size=config.gconfig.n_samples,
         breaker=FaultBreaker(max_share=None, window=1),
     )
-    num_episodes = stage.model.synchronous.round_episodes or config.rollout.consumer_batch_size
+    num_episodes = simulation.model.synchronous.round_episodes or config.rollout.consumer_batch_size
     async with asyncio.TaskGroup() as group:
-        looking = group.create_task(stage.look_again(lambda: _look_at_round(stage)))
+        looking = group.create_task(simulation.look_again(lambda: _look_at_round(simulation)))
         for _ in range(config.total_steps):
             started_s = loop.time()
             groups = await rounds.run_round(num_episodes)
             accepted = [record for group in groups for record in group.records]
             collected_s = loop.time()
-            trained_s, resumed_s = await stage.update(accepted)
+            trained_s, resumed_s = await simulation.update(accepted)
             await pause_s(
-                stage.line, stage.model.publish.outside_s + stage.model.synchronous.switch_s
+                simulation.line,
+                simulation.model.publish.outside_s + simulation.model.synchronous.switch_s,
             )
-            stage.recording.num_trained += len(accepted)
-            stage.note_step(
+            simulation.recording.num_trained += len(accepted)
+            simulation.note_step(
                 times=(started_s, collected_s, trained_s, resumed_s, loop.time()),
                 records=accepted,
                 busy_s=sum(pool.statistics().busy_s for pool in pools),
             )
         looking.cancel()
-    stage.recording.off_policyness = {0: stage.recording.num_trained}
-    rejected = rounds.num_completed - stage.recording.num_trained
-    stage.recording.wasted = {"rejected: zero_variance": rejected} if rejected else {}
-    stage.line.close()
+    simulation.recording.off_policyness = {0: simulation.recording.num_trained}
+    rejected = rounds.num_completed - simulation.recording.num_trained
+    simulation.recording.wasted = {"rejected: zero_variance": rejected} if rejected else {}
+    simulation.line.close()
 
 
-def _session_opener(stage: Stage) -> Callable[[int], Awaitable[None]]:
+def _session_opener(simulation: Simulation) -> Callable[[int], Awaitable[None]]:
     """Return what opens one worker's sessions, so many at once."""
-    at_once = asyncio.Semaphore(stage.model.session.opens_at_once)
+    at_once = asyncio.Semaphore(simulation.model.session.opens_at_once)
 
     async def open_session(slot: int) -> None:
         del slot
         async with at_once:
-            await pause_s(stage.line, stage.model.session.open_s)
+            await pause_s(simulation.line, simulation.model.session.open_s)
 
     return open_session
 
 
-def _look_at_round(stage: Stage) -> None:
-    stage.recording.gauges.append(
+def _look_at_round(simulation: Simulation) -> None:
+    simulation.recording.gauges.append(
         Gauge(
             at_s=asyncio.get_running_loop().time(),
-            num_episodes=stage.workflow.num_running,
-            num_requests=sum(server.num_running for server in stage.servers),
+            num_episodes=simulation.workflow.num_running,
+            num_requests=sum(server.num_running for server in simulation.servers),
             num_ready=0,
             bound="barrier",
         )

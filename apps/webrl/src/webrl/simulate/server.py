@@ -72,7 +72,6 @@ class SimulatedServer:
         """Answer a request.
 
         Args:
-            num_tokens: Its length.
             done: Called when it is answered; may add the next one.
         """
         self._advance()
@@ -92,7 +91,6 @@ class SimulatedServer:
         """Go on with new weights; what was cut is read again from its start.
 
         Args:
-            now_s: Time now.
             version: Version of the new weights.
         """
         self._line.now_s = max(self._line.now_s, now_s)

@@ -11,7 +11,7 @@ from webrl.errors import ConfigError
 from webrl.simulate.assumptions import Assumptions, with_settings
 from webrl.simulate.figures import ModeFigures
 from webrl.simulate.pools import simulate_asynchronous
-from webrl.simulate.stage import Layout
+from webrl.simulate.simulation import DeviceLayout
 
 __all__ = ["SweepPoint", "best_point", "fit", "splits", "sweep", "with_split"]
 
@@ -33,30 +33,29 @@ _WIDEST = 64.0
 class SweepPoint:
     """One split and one eta."""
 
-    layout: Layout
+    layout: DeviceLayout
     eta: int
     figures: ModeFigures
 
 
-def splits(config: WebRLConfig) -> list[Layout]:
+def splits(config: WebRLConfig) -> list[DeviceLayout]:
     """Return the ways to divide the devices; the configuration's own alone without GPUs."""
-    own = Layout.of(config)
+    own = DeviceLayout.of(config)
     if config.cluster.num_gpus == 0:
         return [own]
     total = own.num_servers + own.num_ranks
     part = max(1, total // _NUM_SPLITS)
     found = {own.num_servers, *range(part, total, part)}
-    return [Layout(num_servers=n, num_ranks=total - n) for n in sorted(found)]
+    return [DeviceLayout(num_servers=n, num_ranks=total - n) for n in sorted(found)]
 
 
-def with_split(config: WebRLConfig, layout: Layout, eta: int, num_steps: int) -> WebRLConfig:
+def with_split(config: WebRLConfig, layout: DeviceLayout, eta: int, num_steps: int) -> WebRLConfig:
     """Return the configuration on another split.
 
     Args:
         config: An asynchronous configuration.
         layout: Devices of each role.
         eta: Staleness bound.
-        num_steps: Steps to run.
 
     Raises:
         ConfigError: The combination is not one that could run.

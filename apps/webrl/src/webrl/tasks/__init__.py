@@ -1,5 +1,7 @@
 """What is to be done: tasks by name, their pages on loopback, oracles that know the next click."""
 
+from __future__ import annotations
+
 from webrl.tasks.faults import FAULT_CASES, FaultCase
 from webrl.tasks.miniwob import html_root, miniwob_names, miniwob_task
 from webrl.tasks.oracle import ORACLE_TASKS, oracle, target_map

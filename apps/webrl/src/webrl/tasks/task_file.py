@@ -45,9 +45,6 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def load_task_file(path: str | Path) -> list[Task]:
     """Return the tasks of a JSON-lines file, in its order; blank lines do not count.
 
-    Args:
-        path: The file.
-
     Raises:
         TaskError: the file can not be read, holds no task, or a line is not one; the message
             holds file and line.
@@ -59,7 +56,6 @@ def read_tasks(path: str | Path, build: Callable[[bytes], Task]) -> list[Task]:
     """Return what `build` makes of each line of a file; blank lines do not count.
 
     Args:
-        path: The file.
         build: Makes a task of one line; may raise `TaskError` and `msgspec.DecodeError`.
 
     Raises:

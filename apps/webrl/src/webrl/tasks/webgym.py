@@ -59,9 +59,6 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 def load_webgym_file(path: str | Path) -> list[Task]:
     """Return the tasks of a file in WebGym's format, in its order; blank lines do not count.
 
-    Args:
-        path: The file.
-
     Raises:
         TaskError: the file can not be read, holds no task, or a line is not one; the message
             holds file, line and field.

@@ -62,7 +62,6 @@ class TinyImagePolicy(TinyPolicy):
 
     Args:
         image_token_id: Id of image tokens; each takes the next patch.
-        patch_size: Numbers in a patch.
     """
 
     def __init__(self, *, image_token_id: int = 31, patch_size: int = 6, seed: int = 0) -> None:

@@ -29,7 +29,6 @@ class ReceiverProcess:
     """A receiver in a child process; use it as an async context manager.
 
     Args:
-        name: Unique name.
         dies_at_update: Count of updates received before, at whose announcement the process ends.
         device: Where the weights are received.
     """

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from awrl_trainer.errors import PublishError
-from awrl_trainer.outcome import Outcome
+from awrl_trainer.outcome import CallOutcome
 from awrl_trainer.weights.config import PublisherConfig
 from awrl_trainer.weights.plan import Bucket
 from awrl_trainer.weights.protocols import GroupMembership, WeightReceiver, WeightSource
@@ -232,7 +232,7 @@ class Broadcast:
         await self._attribute_failure(sent.error, outcomes)
         return False
 
-    async def _broadcast(self, bucket: Bucket) -> Outcome[BucketTiming]:
+    async def _broadcast(self, bucket: Bucket) -> CallOutcome[BucketTiming]:
         outcome = await outcome_within(
             self._source.send(WeightSender.broadcast_bucket, bucket.index),
             self._config.broadcast_deadline_s + SOURCE_GRACE_S,
@@ -245,7 +245,7 @@ class Broadcast:
         return outcome
 
     async def _attribute_failure(
-        self, source_error: Exception | None, outcomes: Mapping[str, Outcome[None]]
+        self, source_error: Exception | None, outcomes: Mapping[str, CallOutcome[None]]
     ) -> None:
         """Quarantine those who caused a failed broadcast; those who still answer stay.
 

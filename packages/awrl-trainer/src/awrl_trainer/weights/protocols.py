@@ -110,7 +110,6 @@ class WeightReceiver(Protocol):
 
         Args:
             bucket: Names, dtypes and shapes.
-            group_name: The group to receive from.
             weight_version: Version of the weights after this bucket; None before the last one.
         """
         ...

@@ -10,14 +10,14 @@ import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TypeVar
 
-from awrl_trainer.outcome import Outcome, outcome_of_async
+from awrl_trainer.outcome import CallOutcome, outcome_of_async
 from awrl_trainer.weights.protocols import WeightReceiver
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 
-async def outcome_within(awaitable: Awaitable[ResultT], deadline_s: float) -> Outcome[ResultT]:
+async def outcome_within(awaitable: Awaitable[ResultT], deadline_s: float) -> CallOutcome[ResultT]:
     """Await something for at most `deadline_s` seconds; a `TimeoutError` is an outcome too."""
 
     async def bounded() -> ResultT:
@@ -52,7 +52,7 @@ class Receivers:
         self.quarantined[name] = reason
         logger.warning("receiver %s is quarantined: %s", name, reason)
 
-    def quarantine_failed(self, outcomes: Mapping[str, Outcome[ResultT]], phase: str) -> bool:
+    def quarantine_failed(self, outcomes: Mapping[str, CallOutcome[ResultT]], phase: str) -> bool:
         """Leave out every receiver whose outcome is an error; return whether there was one."""
         failed = {name: o.error for name, o in outcomes.items() if o.error is not None}
         for name, error in failed.items():
@@ -67,7 +67,7 @@ class Receivers:
 
 async def each(
     calls: Mapping[str, Awaitable[ResultT]], deadline_s: float
-) -> dict[str, Outcome[ResultT]]:
+) -> dict[str, CallOutcome[ResultT]]:
     """Await calls at the same time, each up to the deadline."""
     async with asyncio.TaskGroup() as group:
         tasks = {

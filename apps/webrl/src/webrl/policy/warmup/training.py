@@ -46,7 +46,6 @@ def warm_up(
 
     Args:
         model: The policy; float32.
-        processor: Its processor.
         config: Seed, action grid and warm-up.
 
     Returns:

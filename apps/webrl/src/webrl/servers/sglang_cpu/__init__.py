@@ -4,6 +4,8 @@ The published wheel of SGLang runs on plain CPUs with three aids: a stand-in for
 `libcuda.so.1`, empty declarations of the operators that the wheel lacks, and CPU arguments.
 """
 
+from __future__ import annotations
+
 from webrl.servers.sglang_cpu.shims import CPU_ARGUMENTS, build_cpu_aids, has_gpu_driver
 
 __all__ = ["CPU_ARGUMENTS", "build_cpu_aids", "has_gpu_driver"]

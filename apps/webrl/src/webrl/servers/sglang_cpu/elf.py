@@ -43,11 +43,7 @@ _RETURN_NO_DEVICE = {
 
 
 def undefined_symbols(path: Path) -> list[str]:
-    """Return the names that the dynamic symbol table of a 64-bit library leaves undefined.
-
-    Args:
-        path: The library.
-    """
+    """Return the names that the dynamic symbol table of a 64-bit library leaves undefined."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         header = _FILE_HEADER.unpack_from(data)
         offset, size, count = header[6], header[11], header[12]

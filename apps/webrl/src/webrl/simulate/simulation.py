@@ -19,7 +19,7 @@ from webrl.simulate.plans import EpisodePlan, ModelPlans, PlanSource
 from webrl.simulate.server import SimulatedServer
 from webrl.simulate.workflow import SimulatedEpisodes, pause_s
 
-__all__ = ["Layout", "Stage", "mean_episode_s"]
+__all__ = ["DeviceLayout", "Simulation", "mean_episode_s"]
 
 _GAUGES_PER_EPISODE = 10
 """Looks at the whole in the time of a mean episode."""
@@ -28,14 +28,14 @@ _NUM_SAMPLED = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class DeviceLayout:
     """How many devices each role has."""
 
     num_servers: int
     num_ranks: int
 
     @classmethod
-    def of(cls, config: WebRLConfig) -> Layout:
+    def of(cls, config: WebRLConfig) -> DeviceLayout:
         """Return the layout of an asynchronous configuration."""
         allocation = config.allocation
         return cls(
@@ -43,20 +43,16 @@ class Layout:
             num_ranks=allocation.role("actor").dims.d,
         )
 
-    def shared(self, config: WebRLConfig) -> Layout:
+    def shared(self, config: WebRLConfig) -> DeviceLayout:
         """Return the synchronous layout: every GPU serves and then trains; CPUs stay as they are."""
         if config.cluster.num_gpus == 0:
             return self
         devices = self.num_servers + self.num_ranks
-        return Layout(num_servers=devices, num_ranks=devices)
+        return DeviceLayout(num_servers=devices, num_ranks=devices)
 
 
 class EndlessGroups:
-    """Groups 0, 1, 2 and so on without a page: a plan knows them by their number.
-
-    Args:
-        group_size: Episodes of a group.
-    """
+    """Groups 0, 1, 2 and so on without a page: a plan knows them by their number."""
 
     def __init__(self, group_size: int) -> None:
         self._size = group_size
@@ -79,14 +75,14 @@ class EndlessGroups:
         """Nothing is kept of a group: a simulation is never resumed."""
 
 
-class Stage:
+class Simulation:
     """One mode's simulation: what exists whatever the pool."""
 
     def __init__(
         self,
         config: WebRLConfig,
         model: SimulationModel,
-        layout: Layout,
+        layout: DeviceLayout,
         plans: PlanSource | None,
         *,
         mode: str,
@@ -94,11 +90,9 @@ class Stage:
         """Build servers, episodes and the task order.
 
         Args:
-            config: The run's.
             model: Every assumption.
             layout: Devices of each role.
             plans: What episodes do; drawn from the model when None.
-            mode: Name of the mode.
         """
         self.config = config
         self.model = model
