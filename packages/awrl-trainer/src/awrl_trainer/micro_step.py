@@ -17,8 +17,6 @@ from torch import Tensor
 
 from awrl_trainer.rows import Batch, Collate, TrainRow, check_batch
 
-__all__ = ["MicroTensors", "prepare_micro_batch"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MicroTensors:

@@ -217,7 +217,7 @@ def parse_allocation(text: str) -> Allocation:
         Components in the order written, with device numbers settled.
 
     Raises:
-        ConfigError: the string does not parse; the message draws a caret under the place.
+        ConfigError: The string does not parse; the message draws a caret under the place.
     """
     reader = _Reader(text)
     raws = reader.read_expression()

@@ -101,7 +101,7 @@ class Allocation:
         """Return the role called `name`.
 
         Raises:
-            KeyError: there is none; the message lists the names.
+            KeyError: There is none; the message lists the names.
         """
         found = self.find(name)
         if found is None:

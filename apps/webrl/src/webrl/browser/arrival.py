@@ -66,7 +66,7 @@ async def wait_until_loaded(
         longest_s: Longest wait, in seconds; 0 does not wait at all.
 
     Raises:
-        BrowserFault: the page does not even stop.
+        BrowserFault: The page does not even stop.
     """
     if longest_s <= 0:
         return

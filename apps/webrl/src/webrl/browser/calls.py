@@ -20,7 +20,7 @@ from playwright.async_api import Error as PlaywrightError
 
 from webrl.errors import BrowserFault, BrowserFaultKind
 
-_LOGGER = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _DRIVER_GONE = "Connection closed while reading from the driver"
@@ -62,7 +62,7 @@ class Calls:
             dispose: Undoes the call when it ends after nobody waits for it any more.
 
         Raises:
-            BrowserFault: the call failed, or missed its deadline (`timeout`).
+            BrowserFault: The call failed, or missed its deadline (`timeout`).
         """
         result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         task = self._tasks.create_task(self._settle(call, result, what, dispose))
@@ -92,7 +92,7 @@ class Calls:
             if not result.done():
                 result.set_exception(as_fault(error, what))
             else:
-                _LOGGER.debug("%s failed after its deadline: %s", what, error)
+                logger.debug("%s failed after its deadline: %s", what, error)
             return
         if not result.done():
             result.set_result(value)
@@ -100,7 +100,7 @@ class Calls:
             try:
                 await dispose(value)
             except Exception as error:  # noqa: BLE001 -- same boundary
-                _LOGGER.debug("undoing %s failed: %s", what, error)
+                logger.debug("undoing %s failed: %s", what, error)
 
 
 def as_fault(error: Exception, what: str) -> BrowserFault:
@@ -132,6 +132,6 @@ async def quietly(call: Coroutine[Any, Any, object], what: str) -> bool:
     try:
         await call
     except BrowserFault as fault:
-        _LOGGER.debug("%s: %s", what, fault)
+        logger.debug("%s: %s", what, fault)
         return False
     return True

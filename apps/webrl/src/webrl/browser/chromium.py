@@ -54,7 +54,7 @@ def find_chromium(
         is_usable: Whether a path is an executable file.
 
     Raises:
-        PreflightError: none is there, or `AWRL_CHROMIUM` names no executable file.
+        PreflightError: None is there, or `AWRL_CHROMIUM` names no executable file.
     """
     environment = os.environ if environment is None else environment
     named = environment.get(ENVIRONMENT_VARIABLE, "")

@@ -40,7 +40,7 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
         """Check the ranges.
 
         Raises:
-            ConfigError: a deadline is not positive.
+            ConfigError: A deadline is not positive.
         """
         for name in self.__struct_fields__:
             _above_zero(name, getattr(self, name))
@@ -96,7 +96,7 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Check the ranges.
 
         Raises:
-            ConfigError: a value is out of its range.
+            ConfigError: A value is out of its range.
         """
         counts = (
             "num_slots",

@@ -81,7 +81,7 @@ class LiveContext:
         """Make a context in `browser` for episodes of `task`.
 
         Raises:
-            BrowserFault: it could not be made within its deadline.
+            BrowserFault: It could not be made within its deadline.
         """
         context = await calls.run(
             browser.browser.new_context(
@@ -113,7 +113,7 @@ class LiveContext:
         """Open a blank page.
 
         Raises:
-            BrowserFault: it could not be made within its deadline.
+            BrowserFault: It could not be made within its deadline.
         """
         self._no_opening.clear()
         try:
@@ -139,7 +139,7 @@ class LiveContext:
         Waits for pages that the browser has announced and Playwright has not handed over yet.
 
         Raises:
-            BrowserFault: every page is gone.
+            BrowserFault: Every page is gone.
         """
         if self._is_shared:
             return root

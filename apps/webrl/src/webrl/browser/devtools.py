@@ -23,7 +23,7 @@ import msgspec
 
 from webrl.errors import BrowserFault
 
-_LOGGER = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Parameters: TypeAlias = Mapping[str, object]
 
@@ -61,7 +61,7 @@ class DevTools:
         """Open the socket at `url` (`ws://...`). Someone must then run `read`.
 
         Raises:
-            BrowserFault: nobody answers there (`browser_lost`).
+            BrowserFault: Nobody answers there (`browser_lost`).
         """
         http = aiohttp.ClientSession(trust_env=False)
         try:
@@ -90,7 +90,7 @@ class DevTools:
                 if message.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                     self._deliver(message.data)
         except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
-            _LOGGER.warning("DevTools socket: %s", error)
+            logger.warning("DevTools socket: %s", error)
         finally:
             pending, self._pending = self._pending, {}
             for waiting in pending.values():
@@ -128,7 +128,7 @@ class DevTools:
             deadline_s: Longest time to wait.
 
         Raises:
-            BrowserFault: the method failed, the browser is gone, or the deadline was missed.
+            BrowserFault: The method failed, the browser is gone, or the deadline was missed.
         """
         return (await self.call_all(session, [(method, parameters)], deadline_s=deadline_s))[0]
 
@@ -142,7 +142,7 @@ class DevTools:
         """Send several calls at once and return their results in order.
 
         Raises:
-            BrowserFault: a call failed, the browser is gone, or the deadline was missed.
+            BrowserFault: A call failed, the browser is gone, or the deadline was missed.
         """
         answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         try:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from types import TracebackType
 
-_LOGGER = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 _MAX_HEAD = 1 << 16
 _REFUSED = (
@@ -58,7 +58,13 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class GuardProxy:
-    """An HTTP proxy for one pool. Used as `async with GuardProxy() as proxy:`."""
+    """An HTTP proxy for one pool. Used as `async with GuardProxy() as proxy:`.
+
+    Args:
+        resolver: Gives the addresses of a name.
+        allow: Whether an address may be reached.
+        connect_s: Longest time to reach one, in seconds.
+    """
 
     def __init__(
         self,
@@ -67,13 +73,7 @@ class GuardProxy:
         allow: Callable[[str], bool] = is_public,
         connect_s: float = 10.0,
     ) -> None:
-        """Prepare the proxy; nothing listens yet.
-
-        Args:
-            resolver: Gives the addresses of a name.
-            allow: Whether an address may be reached.
-            connect_s: Longest time to reach one, in seconds.
-        """
+        """Prepare the proxy; nothing listens yet."""
         self._resolver = resolver
         self._allow = allow
         self._connect_s = connect_s
@@ -114,7 +114,7 @@ class GuardProxy:
         try:
             await self._forward(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            _LOGGER.debug("proxied connection ended: %s", error)
+            logger.debug("proxied connection ended: %s", error)
         finally:
             writer.close()
 
@@ -128,7 +128,7 @@ class GuardProxy:
         addresses = await self._public_addresses(host, port)
         if addresses is None:
             self._num_refused += 1
-            _LOGGER.debug("refused %s:%d", host, port)
+            logger.debug("refused %s:%d", host, port)
             writer.write(_REFUSED)
             return
         upstream = await self._connect(addresses, port)
@@ -154,7 +154,7 @@ class GuardProxy:
                 async with asyncio.timeout(self._connect_s):
                     return await asyncio.open_connection(address, port)
             except (OSError, TimeoutError) as error:
-                _LOGGER.debug("%s port %d: %s", address, port, error)
+                logger.debug("%s port %d: %s", address, port, error)
         return None
 
 
@@ -210,4 +210,4 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(chunk)
             await writer.drain()
     except OSError as error:
-        _LOGGER.debug("proxied connection ended: %s", error)
+        logger.debug("proxied connection ended: %s", error)

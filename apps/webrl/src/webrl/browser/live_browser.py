@@ -35,7 +35,7 @@ from webrl.browser.processes import (
 )
 from webrl.errors import BrowserFault
 
-_LOGGER = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SWITCHES = (
     "--remote-debugging-port=0",
@@ -66,7 +66,7 @@ class Driver:
         """Start a driver.
 
         Raises:
-            BrowserFault: it did not start within its deadline.
+            BrowserFault: It did not start within its deadline.
         """
         folder = make_private_folder()
         try:
@@ -121,8 +121,8 @@ class LiveBrowser:
         """Launch a browser under `driver` and open its DevTools socket.
 
         Raises:
-            PreflightError: there is no Chromium.
-            BrowserFault: it did not start within its deadline.
+            PreflightError: There is no Chromium.
+            BrowserFault: It did not start within its deadline.
         """
         path = config.executable_path or str(find_chromium())
         known = _port_files(driver.folder)
@@ -186,7 +186,7 @@ class LiveBrowser:
                 None, "Target.closeTarget", {"targetId": target}, deadline_s=deadline_s
             )
         except BrowserFault as fault:
-            _LOGGER.debug("closing an unknown page: %s", fault)
+            logger.debug("closing an unknown page: %s", fault)
 
     async def answers(self, deadline_s: float) -> bool:
         """Return whether the browser process answers within the deadline."""

@@ -49,7 +49,7 @@ async def marked_screenshot(page: LivePage) -> tuple[bytes, tuple[Mark, ...]]:
     """Return the encoded viewport with its elements numbered, and the numbers.
 
     Raises:
-        BrowserFault: the page did not answer.
+        BrowserFault: The page did not answer.
     """
     found = await page.evaluate(_script().replace("CLEAR", "false"))
     screenshot = await page.screenshot()

@@ -25,7 +25,7 @@ from webrl.browser.outcome import Event, EventKind
 from webrl.errors import BrowserFault
 from webrl.tasks import Viewport
 
-_LOGGER = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 MOUSE_EVENT = "Input.dispatchMouseEvent"
 _SHOWN_LENGTH = 200
 _READ_WAITS_S = (0.0, 0.0, 0.05, 0.2, 0.5)
@@ -73,7 +73,7 @@ class LivePage:
         """Open the DevTools session of the page.
 
         Raises:
-            BrowserFault: the page is gone, or does not answer.
+            BrowserFault: The page is gone, or does not answer.
         """
         deadline_s, calls = self._config.deadlines.create_s, self._calls
         session = await calls.run(
@@ -103,7 +103,7 @@ class LivePage:
         Input that makes the page go elsewhere may stay unanswered: that is its effect, no fault.
 
         Raises:
-            BrowserFault: the page or its browser failed, or the deadline was missed.
+            BrowserFault: The page or its browser failed, or the deadline was missed.
         """
         try:
             await self._call(calls, deadline_s)
@@ -120,7 +120,7 @@ class LivePage:
             deadline_s: Longest time, in seconds; the configured one when `None`.
 
         Raises:
-            BrowserFault: the script threw (`page_error`), or the page did not answer.
+            BrowserFault: The script threw (`page_error`), or the page did not answer.
         """
         parameters = {"expression": script, "returnByValue": True, "awaitPromise": True}
         calls: list[tuple[str, Parameters]] = [("Runtime.evaluate", parameters)]
@@ -138,7 +138,7 @@ class LivePage:
         """Return the encoded viewport.
 
         Raises:
-            BrowserFault: the page did not answer.
+            BrowserFault: The page did not answer.
         """
         parameters: dict[str, object] = {"format": self._config.screenshot_format}
         if self._config.screenshot_format == "jpeg":
@@ -160,7 +160,7 @@ class LivePage:
         """Open `url`, wait for its document (or all of it), and return the site's HTTP status.
 
         Raises:
-            BrowserFault: the page can not be opened.
+            BrowserFault: The page can not be opened.
         """
         deadline_s = self._config.deadlines.navigate_s
         self.events.check()
@@ -209,7 +209,7 @@ class LivePage:
         """Return whether the history holds a page before this one.
 
         Raises:
-            BrowserFault: the page did not answer.
+            BrowserFault: The page did not answer.
         """
         calls = [("Page.getNavigationHistory", {})]
         history = (await self._read(calls, self._config.deadlines.evaluate_s))[0]
@@ -220,7 +220,7 @@ class LivePage:
         """Give up what the page is loading: until then it would answer no script.
 
         Raises:
-            BrowserFault: the page did not answer.
+            BrowserFault: The page did not answer.
         """
         self.events.note("navigation_error", "the page did not load in time")
         await self._call([("Page.stopLoading", {})], self._config.deadlines.evaluate_s)
@@ -321,7 +321,7 @@ class PageEvents:
         """Check that the page can be used.
 
         Raises:
-            BrowserFault: it was given up.
+            BrowserFault: It was given up.
         """
         if self.fault is not None:
             raise BrowserFault(self.fault.kind, self.fault.detail) from self.fault

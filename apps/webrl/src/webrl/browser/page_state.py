@@ -37,7 +37,7 @@ async def read_goal(page: LivePage, task: Task, seed: int) -> str:
     """Start the episode in `page` and return its goal.
 
     Raises:
-        BrowserFault: the page does not start, or reports no goal.
+        BrowserFault: The page does not start, or reports no goal.
     """
     if task.start_script is None:
         assert task.goal is not None  # checked by Task
@@ -56,7 +56,7 @@ async def read_state(page: LivePage, active: LivePage, task: Task) -> State:
         task: What is to be done.
 
     Raises:
-        BrowserFault: the page does not answer in the agreed form.
+        BrowserFault: The page does not answer in the agreed form.
     """
     if task.final_url is not None and re.fullmatch(task.final_url, active.page.url):
         return State(done=True, reward=1.0, reason="final address")

@@ -76,7 +76,7 @@ class PageCache:
         """Return a page that shows `task`, ready to start an episode.
 
         Raises:
-            BrowserFault: it can not be had.
+            BrowserFault: It can not be had.
         """
         self.browser = browser = await self._pool.browser()
         await self._leave_others(browser, task)
@@ -98,7 +98,7 @@ class PageCache:
         """Open the task's page.
 
         Raises:
-            BrowserFault: the site is down, or takes the browser for a robot's.
+            BrowserFault: The site is down, or takes the browser for a robot's.
         """
         page.stays_on = self._pool.address(task)[: -len(task.url)] if task.is_local else None
         status = await page.goto(

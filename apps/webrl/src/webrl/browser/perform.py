@@ -55,7 +55,7 @@ class Performer:
         """Do `action` on `page`.
 
         Raises:
-            BrowserFault: the page or its browser failed.
+            BrowserFault: The page or its browser failed.
         """
         if isinstance(action, Navigate) and (reason := self._refusal(page, action.url)):
             page.events.note("refused", reason)
@@ -95,7 +95,7 @@ class Performer:
         """Go back one page in the history; return whether there was one.
 
         Raises:
-            BrowserFault: the page or its browser failed.
+            BrowserFault: The page or its browser failed.
         """
         if not await page.can_go_back():
             return False
@@ -118,7 +118,7 @@ def _note_navigation(page: LivePage, fault: BrowserFault) -> None:
     """Record a failed navigation as an event; anything worse goes on.
 
     Raises:
-        BrowserFault: the page or its browser failed.
+        BrowserFault: The page or its browser failed.
     """
     if fault.kind not in ("navigation_error", "page_error", "timeout"):
         raise fault

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from playwright.async_api import ProxySettings
 import msgspec
 
-_LOGGER = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _NUM_SHARED_FRAMES = 256
 """First screenshots kept for sharing: more groups than are ever under way at one moment."""
 _MEMORY_CHECK_EVERY = 500
@@ -48,7 +48,14 @@ _MEMORY_CHECK_EVERY = 500
 
 
 class BrowserPool:
-    """Sessions as slots of one browser. Used as `async with BrowserPool(config) as pool:`."""
+    """Sessions as slots of one browser. Used as `async with BrowserPool(config) as pool:`.
+
+    Args:
+        config: How browsers are run.
+        server: A running server of the task pages; the pool runs its own when `None`.
+        guard: What stands between pages and the network; the usual one when `None`.
+        clock: Seconds, for the restart budget.
+    """
 
     def __init__(
         self,
@@ -58,14 +65,7 @@ class BrowserPool:
         guard: GuardProxy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare a pool; nothing starts before it is entered.
-
-        Args:
-            config: How browsers are run.
-            server: A running server of the task pages; the pool runs its own when `None`.
-            guard: What stands between pages and the network; the usual one when `None`.
-            clock: Seconds, for the restart budget.
-        """
+        """Prepare a pool; nothing starts before it is entered."""
         self.config = BrowserConfig() if config is None else config
         self._server = server
         self._clock = clock
@@ -153,9 +153,9 @@ class BrowserPool:
         """Return a living browser, started when there is none.
 
         Raises:
-            PreflightError: there is no Chromium.
-            BrowserFault: it could not be started this time.
-            RunFailedError: it was restarted too often.
+            PreflightError: There is no Chromium.
+            BrowserFault: It could not be started this time.
+            RunFailedError: It was restarted too often.
         """
         browser = self._browser
         if browser is None or not browser.is_usable:
@@ -170,7 +170,7 @@ class BrowserPool:
         """Return a new context in `browser` for episodes of `task`.
 
         Raises:
-            BrowserFault: it could not be made.
+            BrowserFault: It could not be made.
         """
         context = await LiveContext.create(
             browser, self._calls, self._tasks, self.config, task, self._proxy(task)
@@ -197,7 +197,7 @@ class BrowserPool:
             return True
         if await browser.answers(self.config.deadlines.evaluate_s):
             return False
-        _LOGGER.warning("browser %d does not answer and is killed", browser.pid)
+        logger.warning("browser %d does not answer and is killed", browser.pid)
         browser.kill()
         if level is RecoveryLevel.DRIVER:
             browser.driver.is_suspect = True
@@ -214,7 +214,7 @@ class BrowserPool:
         if self._num_episodes % _MEMORY_CHECK_EVERY == 0:
             used = proportional_bytes(browser.pid)
             if used > config.max_browser_pss_bytes:
-                _LOGGER.info("browser %d holds %d MiB and is replaced", browser.pid, used >> 20)
+                logger.info("browser %d holds %d MiB and is replaced", browser.pid, used >> 20)
                 browser.is_retired = True
 
     async def _renew(self) -> LiveBrowser:
@@ -270,7 +270,7 @@ class BrowserPool:
         """Count one restart that nobody planned.
 
         Raises:
-            RunFailedError: the budget is spent.
+            RunFailedError: The budget is spent.
         """
         now = self._clock()
         while self._restarts and now - self._restarts[0] > self.config.restart_window_s:

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import psutil
 
-_LOGGER = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _PREFIX = "awrl-browser-"
 
 
@@ -118,7 +118,7 @@ def sweep_leftovers() -> list[Path]:
         killed = kill_owned(folder)
         remove_folder(folder)
         removed.append(folder)
-        _LOGGER.info("removed %s of a dead process, with %d of its processes", folder, killed)
+        logger.info("removed %s of a dead process, with %d of its processes", folder, killed)
     return removed
 
 

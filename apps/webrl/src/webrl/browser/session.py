@@ -73,7 +73,7 @@ class BrowserSession:
             seed: Which instance of it; any integer.
 
         Raises:
-            BrowserFault: the episode can not be started, even with everything replaced.
+            BrowserFault: The episode can not be started, even with everything replaced.
         """
         self._episode = None
         if self._is_dirty:
@@ -102,8 +102,8 @@ class BrowserSession:
             action: What `parse_action` returned; an invalid one costs a step and touches nothing.
 
         Raises:
-            BrowserFault: the episode can not go on.
-            RuntimeError: there is no episode: it was never started, or is done.
+            BrowserFault: The episode can not go on.
+            RuntimeError: There is no episode: it was never started, or is done.
         """
         episode = self._episode
         if episode is None:
@@ -122,8 +122,8 @@ class BrowserSession:
         """Return the JSON value of a script in the episode's page, such as an oracle's.
 
         Raises:
-            BrowserFault: the script threw, or the page did not answer.
-            RuntimeError: there is no episode.
+            BrowserFault: The script threw, or the page did not answer.
+            RuntimeError: There is no episode.
         """
         if self._episode is None:
             raise RuntimeError("evaluate must follow reset, got no episode. Call reset first.")

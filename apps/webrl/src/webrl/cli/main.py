@@ -23,8 +23,8 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells use it."""
 
 UV_RUN = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
-"""Read when Ray is imported. Under ``uv run`` Ray would else pack the working directory, whatever lies
-in it, and start each worker through ``uv run``; on this machine the workers share the environment."""
+"""Read when Ray is imported. Under `uv run` Ray would else pack the working directory, whatever lies
+in it, and start each worker through `uv run`; on this machine the workers share the environment."""
 
 _COMMANDS = (train, evaluate, compare, simulate, tasks, configs, policy, doctor)
 

@@ -55,7 +55,7 @@ def find_latest_run(folder: Path) -> Path:
     """Return the run below `folder` whose configuration was written last.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is none.
     """
     files = sorted(folder.glob(f"*/{CONFIG_FILE}"), key=lambda file: file.stat().st_mtime_ns)
     if not files:

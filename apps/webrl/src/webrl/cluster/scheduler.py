@@ -69,14 +69,15 @@ class ProcessOptions:
 
 
 class RayScheduler:
-    """Places roles on the connected Ray cluster and calls their workers."""
+    """Places roles on the connected Ray cluster and calls their workers.
+
+    Args:
+        roles: Who works.
+        log_dir: Receives a log of each worker; None leaves them to Ray.
+    """
 
     def __init__(self, roles: Sequence[RoleSpec], log_dir: Path | None = None) -> None:
         """Create the placement groups.
-
-        Args:
-            roles: Who works.
-            log_dir: Receives a log of each worker; None leaves them to Ray.
 
         Raises:
             PreflightError: The roles do not fit the cluster.

@@ -28,23 +28,21 @@ from webrl.embedded.request import (
 from webrl.embedded.runner import Runner
 from webrl.embedded.sampling import draw_tokens
 
-__all__ = ["Drawn", "RunningBatch"]
-
 Drawn = tuple[GenerationRequest, FinishReason | None]
 """A request that got one more token, and why it ended with it, if it did."""
 
 
 class RunningBatch:
-    """Requests with a KV row."""
+    """Requests with a KV row.
+
+    Args:
+        runner: Runs the forwards.
+        max_prefill_tokens: Padded tokens of one prefill forward.
+        cache_bytes: Bytes of prefilled prompts that are kept for sharing.
+    """
 
     def __init__(self, runner: Runner, *, max_prefill_tokens: int, cache_bytes: int) -> None:
-        """Start empty.
-
-        Args:
-            runner: Runs the forwards.
-            max_prefill_tokens: Padded tokens of one prefill forward.
-            cache_bytes: Bytes of prefilled prompts that are kept for sharing.
-        """
+        """Start empty."""
         self._runner = runner
         self._max_prefill_tokens = max_prefill_tokens
         self._rows = RowCache()

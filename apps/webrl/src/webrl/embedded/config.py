@@ -7,8 +7,6 @@ from typing import Literal
 
 from webrl.loopback import is_loopback
 
-__all__ = ["TOKEN_VARIABLE", "EmbeddedServerConfig"]
-
 TOKEN_VARIABLE = "AWRL_SERVER_TOKEN"
 """Environment variable with the token; an argument could be read by everyone on the machine."""
 

@@ -26,8 +26,6 @@ from webrl.embedded.request import GenerationRequest
 from webrl.embedded.scheduler import Delivery, RequestScheduler
 from webrl.errors import BadRequestError
 
-__all__ = ["Engine"]
-
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")

@@ -27,8 +27,6 @@ from webrl.embedded.wire import (
 )
 from webrl.errors import BadRequestError
 
-__all__ = ["generation_routes"]
-
 
 async def _generate(http: web.Request) -> web.StreamResponse:
     state = http.app[STATE]

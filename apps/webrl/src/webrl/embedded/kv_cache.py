@@ -16,8 +16,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["DecodeView", "PrefillCapture", "PromptKV", "RowCache"]
-
 _FIRST_ROWS = 8
 _FIRST_LENGTH = 128
 

@@ -28,8 +28,6 @@ from webrl.embedded.vision import VisionEncoder
 from webrl.errors import BadRequestError
 from webrl.policy import PolicyProcessor, load_policy
 
-__all__ = ["ModelRunner", "Runner", "load_runner"]
-
 
 class Runner(Protocol):
     """What the scheduler needs of a model."""

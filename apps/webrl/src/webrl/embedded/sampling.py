@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["SamplingRow", "draw_tokens", "uniform"]
-
 _MASK64 = (1 << 64) - 1
 
 

@@ -25,8 +25,6 @@ from webrl.embedded.request import FinishReason, GenerationAnswer, GenerationReq
 from webrl.embedded.runner import Runner
 from webrl.errors import BadRequestError
 
-__all__ = ["Delivery", "PauseMode", "RequestScheduler", "SchedulerConfig", "SchedulerStatistics"]
-
 PauseMode = Literal["abort", "in_place", "retract"]
 
 Delivery = tuple[Callable[[GenerationAnswer], None], GenerationAnswer]

@@ -30,8 +30,6 @@ from webrl.embedded.state import STATE, ServerState
 from webrl.embedded.weight_routes import weight_routes
 from webrl.errors import BadRequestError, WeightUpdateError
 
-__all__ = ["build_app", "build_state", "serve"]
-
 logger = logging.getLogger(__name__)
 
 _STOP_DEADLINE_S = 1.5

@@ -18,8 +18,6 @@ from webrl.embedded.scheduler import RequestScheduler
 from webrl.embedded.weight_group import WeightGroups
 from webrl.embedded.weights import WeightTable
 
-__all__ = ["STATE", "ServerState"]
-
 _NUM_CACHED_BIASES = 64
 """Logit-bias tensors kept: requests of one run mask the same ids."""
 

@@ -29,8 +29,6 @@ from transformers.vision_utils import (
 from webrl.embedded.byte_cache import ByteCache
 from webrl.embedded.request import PreparedPrompt
 
-__all__ = ["ImageFeatures", "VisionEncoder"]
-
 _NUM_SIZES = 64
 """Image sizes whose layout is kept; a run has a handful of viewports."""
 
@@ -64,15 +62,15 @@ class _PatchProduct(nn.Module):
 
 
 class VisionEncoder:
-    """Vision tower of a Qwen3-VL model with a cache of its features."""
+    """Vision tower of a Qwen3-VL model with a cache of its features.
+
+    Args:
+        body: Its `visual` is used, and its patch embedding replaced.
+        cache_bytes: Bytes of features that are kept.
+    """
 
     def __init__(self, body: nn.Module, *, cache_bytes: int) -> None:
-        """Wrap the tower of `body`, HF's model without its head.
-
-        Args:
-            body: Its `visual` is used, and its patch embedding replaced.
-            cache_bytes: Bytes of features that are kept.
-        """
+        """Wrap the tower of `body`, HF's model without its head."""
         self._tower = cast("Any", body).visual
         proj = self._tower.patch_embed.proj
         if tuple(proj.stride) == tuple(proj.kernel_size):

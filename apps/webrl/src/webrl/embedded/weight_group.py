@@ -35,8 +35,6 @@ from webrl.embedded.weights import SentTensor
 from webrl.embedded.wire import InitGroupBody
 from webrl.errors import WeightUpdateError
 
-__all__ = ["WeightGroups", "parse_specs"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -68,15 +66,15 @@ def parse_specs(
 
 
 class WeightGroups:
-    """The groups that this server has joined, by name."""
+    """The groups that this server has joined, by name.
+
+    Args:
+        device: Where broadcasts are received.
+        timeout_s: Torch's own timeout for joining and for each broadcast.
+    """
 
     def __init__(self, *, device: str, timeout_s: float) -> None:
-        """Start with none.
-
-        Args:
-            device: Where broadcasts are received.
-            timeout_s: Torch's own timeout for joining and for each broadcast.
-        """
+        """Start with none."""
         self._device = torch.device(device)
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: dict[str, dist.ProcessGroup] = {}

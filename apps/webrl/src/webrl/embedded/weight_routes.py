@@ -30,8 +30,6 @@ from webrl.embedded.wire import (
 )
 from webrl.errors import WeightUpdateError
 
-__all__ = ["weight_routes"]
-
 
 async def _init_group(http: web.Request) -> web.Response:
     body = decode_body(await http.read(), InitGroupBody)

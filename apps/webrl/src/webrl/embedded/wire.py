@@ -17,22 +17,6 @@ import msgspec
 
 from webrl.errors import BadRequestError
 
-__all__ = [
-    "AbortBody",
-    "CheckWeightsBody",
-    "ContinueBody",
-    "DestroyGroupBody",
-    "DiskUpdateBody",
-    "DistributedUpdateBody",
-    "GenerateBody",
-    "InitGroupBody",
-    "PauseBody",
-    "SamplingParams",
-    "VersionBody",
-    "decode_body",
-    "decode_image",
-]
-
 _GREEDY_BELOW = 1e-6
 """Temperatures below this mean greedy, as in SGLang."""
 

@@ -36,17 +36,17 @@ def sparkline(values: list[float]) -> str:
 
 
 class LiveView:
-    """Shows the newest gauges of a run. Use as a context manager."""
+    """Shows the newest gauges of a run. Use as a context manager.
+
+    Args:
+        console: Where to draw; a terminal gets a panel, anything else lines.
+        title: Shown on top, usually the run folder.
+    """
 
     def __init__(
         self, console: Console, *, title: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare the view.
-
-        Args:
-            console: Where to draw; a terminal gets a panel, anything else lines.
-            title: Shown on top, usually the run folder.
-        """
+        """Prepare the view."""
         self._console = console
         self._title = title
         self._clock = clock

@@ -58,14 +58,14 @@ class MetricSink(Protocol):
 
 
 class JsonLinesSink:
-    """Appends one JSON object per step to a file."""
+    """Appends one JSON object per step to a file.
+
+    Args:
+        clock: Seconds since the epoch.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        """Open the file for appending.
-
-        Args:
-            clock: Seconds since the epoch.
-        """
+        """Open the file for appending."""
         self._file = path.open("a", encoding="utf-8")
         self._clock = clock
 

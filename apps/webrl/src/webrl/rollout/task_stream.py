@@ -38,19 +38,19 @@ class TaskStreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskStream:
-    """Hands out groups of sibling episode requests for ever."""
+    """Hands out groups of sibling episode requests for ever.
+
+    Args:
+        tasks: The tasks; one given twice is drawn twice as often.
+        num_seeds: Training seeds of each seeded task.
+        group_size: Sibling episodes per group.
+        seed: Seed of the epoch orders.
+    """
 
     def __init__(
         self, tasks: Sequence[Task], *, num_seeds: int, group_size: int, seed: int
     ) -> None:
-        """Describe the data set: every task with every training seed.
-
-        Args:
-            tasks: The tasks; one given twice is drawn twice as often.
-            num_seeds: Training seeds of each seeded task.
-            group_size: Sibling episodes per group.
-            seed: Seed of the epoch orders.
-        """
+        """Describe the data set: every task with every training seed."""
         self._tasks = tuple(tasks)
         self._num_seeds = num_seeds
         counts = [num_seeds if task.is_seeded else 1 for task in self._tasks]

@@ -48,7 +48,14 @@ DRAIN_S = 1.0
 
 
 class ServerRecovery:
-    """Keeps the rollout servers of a run alive and up to date."""
+    """Keeps the rollout servers of a run alive and up to date.
+
+    Args:
+        system: The started roles; its servers, addresses and clients are kept up to date.
+        weights: Publishes to them.
+        version: What the servers hold now.
+        max_restarts: Of one server.
+    """
 
     def __init__(
         self,
@@ -59,14 +66,7 @@ class ServerRecovery:
         version: int,
         max_restarts: int,
     ) -> None:
-        """Watch over the started servers; nothing is owned.
-
-        Args:
-            system: The started roles; its servers, addresses and clients are kept up to date.
-            weights: Publishes to them.
-            version: What the servers hold now.
-            max_restarts: Of one server.
-        """
+        """Watch over the started servers; nothing is owned."""
         self._max_restarts = max_restarts
         self._system = system
         self._weights = weights

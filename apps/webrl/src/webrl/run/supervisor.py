@@ -47,7 +47,15 @@ class WorkerPlan:
 
 
 class Supervisor:
-    """Starts the rollout workers of a run and keeps them and the servers under watch."""
+    """Starts the rollout workers of a run and keeps them and the servers under watch.
+
+    Args:
+        system: The started roles.
+        plan: What workers are made of.
+        recovery: Restarts servers.
+        view: Shows restarts.
+        max_restarts: Of one worker.
+    """
 
     def __init__(
         self,
@@ -58,15 +66,7 @@ class Supervisor:
         *,
         max_restarts: int,
     ) -> None:
-        """Prepare; nothing starts yet.
-
-        Args:
-            system: The started roles.
-            plan: What workers are made of.
-            recovery: Restarts servers.
-            view: Shows restarts.
-            max_restarts: Of one worker.
-        """
+        """Prepare; nothing starts yet."""
         self._recovery = recovery
         self._system = system
         self._plan = plan

@@ -1,4 +1,4 @@
-"""The Ray actor that owns one inference server of a role (``rollout`` or ``test-rollout``)."""
+"""The Ray actor that owns one inference server of a role (`rollout` or `test-rollout`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from webrl.servers.server_process import (
     find_free_port,
     sglang_command,
 )
-from webrl.servers.sglang_cpu import CPU_ARGUMENTS, build_cpu_aids, has_gpu_driver
+from webrl.servers.sglang_cpu import CPU_ARGUMENTS, build_cpu_shims, has_gpu_driver
 
 _WARM_UP_SIZE = (160, 224)
 """Pixels of the first picture."""
@@ -35,7 +35,7 @@ class ServerSpec:
     """How to start one inference server."""
 
     backend: str
-    """``embedded`` or ``sglang``."""
+    """`embedded` or `sglang`."""
     model_path: str
     """Local checkpoint directory."""
     network: NetworkConfig = LOCAL
@@ -69,16 +69,16 @@ class ServerSpec:
 
 
 class InferenceServer:
-    """Supervises one server process; the class behind the Ray actor."""
+    """Supervises one server process; the class behind the Ray actor.
+
+    Args:
+        spec: How to start it.
+        index: Number of the server over all roles; added to a given base port.
+        name: Name for its log file, such as `rollout-0`.
+    """
 
     def __init__(self, spec: ServerSpec, index: int, name: str, log_dir: str) -> None:
-        """Remember how to start the server.
-
-        Args:
-            spec: How to start it.
-            index: Number of the server over all roles; added to a given base port.
-            name: Name for its log file, such as ``rollout-0``.
-        """
+        """Remember how to start the server."""
         self._spec = spec
         self._index = index
         self._log_path = Path(log_dir) / f"{name}.log"
@@ -123,7 +123,7 @@ class InferenceServer:
         arguments, environment = spec.extra_args, spec.environment
         if not has_gpu_driver():
             arguments += CPU_ARGUMENTS
-            environment |= build_cpu_aids(self._log_path.parent / "sglang-cpu")
+            environment |= build_cpu_shims(self._log_path.parent / "sglang-cpu")
         return sglang_command(spec.model_path, host, port, arguments), environment
 
     async def check(self) -> str | None:

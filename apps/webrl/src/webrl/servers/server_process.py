@@ -3,7 +3,7 @@
 Invariants:
     * a server that ends during its start is noticed at once, with its exit code and log tail;
     * the process never outlives its owner, whose pipe is its standard input (see `lifeline`);
-    * ``stop`` returns within its deadline, by SIGKILL at the end.
+    * `stop` returns within its deadline, by SIGKILL at the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STOP_GRACE_S = 3.0
 
 
 def find_free_port(host: str) -> int:
-    """Return a port that was free a moment ago on ``host``."""
+    """Return a port that was free a moment ago on `host`."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -74,7 +74,15 @@ def sglang_command(
 
 
 class ServerProcess:
-    """A running inference server and its log."""
+    """A running inference server and its log.
+
+    Args:
+        command: Program and arguments.
+        url: Base URL that the server will answer on.
+        log_path: File that receives its standard output and error.
+        env: Added to this process's environment.
+        token: What the server asks for.
+    """
 
     def __init__(
         self,
@@ -85,15 +93,7 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         token: str | None = None,
     ) -> None:
-        """Launch the command; use ``wait_until_healthy`` before the first request.
-
-        Args:
-            command: Program and arguments.
-            url: Base URL that the server will answer on.
-            log_path: File that receives its standard output and error.
-            env: Added to this process's environment.
-            token: What the server asks for.
-        """
+        """Launch the command; use `wait_until_healthy` before the first request."""
         self.url = url
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._log_path = log_path
@@ -126,7 +126,7 @@ class ServerProcess:
         )
 
     def wait_until_healthy(self, timeout_s: float) -> None:
-        """Return when ``/health`` answers 200.
+        """Return when `/health` answers 200.
 
         Raises:
             ServerStartError: The process ended, or was not healthy in time.

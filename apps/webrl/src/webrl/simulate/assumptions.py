@@ -15,8 +15,6 @@ from webrl.errors import ConfigError, Problem
 from webrl.simulate.model import SimulationModel
 from webrl.simulate.trace import RunTrace, read_trace
 
-__all__ = ["PREFIX", "Assumptions", "described", "resolve_assumptions", "with_settings"]
-
 PREFIX = "model."
 """What a setting of the model starts with; all others are the configuration's."""
 

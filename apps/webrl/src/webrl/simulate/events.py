@@ -17,8 +17,6 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-__all__ = ["EventLine"]
-
 _LOOK_AHEAD_S = 1e-4
 """Virtual time after an audible event until silent ones are handled: above the loop's resolution,
 so that every task that the event woke has run before, and far below any latency."""

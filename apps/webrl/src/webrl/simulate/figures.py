@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Gauge", "ModeFigures", "Recording", "StepTimes"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:

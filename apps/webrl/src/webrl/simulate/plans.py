@@ -16,8 +16,6 @@ from awrl_rollout import EpisodeRequest
 from webrl.rollout.latency import lognormal
 from webrl.simulate.model import EpisodeModel
 
-__all__ = ["EpisodePlan", "ModelPlans", "PlanSource", "hazard_of_mean"]
-
 
 @dataclass(frozen=True, slots=True)
 class EpisodePlan:
@@ -66,15 +64,15 @@ def hazard_of_mean(mean: float, max_steps: int) -> float:
 
 
 class ModelPlans:
-    """Plans drawn from an `EpisodeModel`."""
+    """Plans drawn from an `EpisodeModel`.
+
+    Args:
+        model: Lengths and latencies.
+        seed: Seed of every plan.
+    """
 
     def __init__(self, model: EpisodeModel, *, seed: int) -> None:
-        """Prepare the distributions.
-
-        Args:
-            model: Lengths and latencies.
-            seed: Seed of every plan.
-        """
+        """Prepare the distributions."""
         self._model = model
         self._seed = seed
         share, weight = model.success_share, model.success_concentration

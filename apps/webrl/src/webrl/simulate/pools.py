@@ -35,8 +35,6 @@ from webrl.simulate.plans import PlanSource
 from webrl.simulate.simulation import DeviceLayout, Simulation
 from webrl.simulate.workflow import pause_s
 
-__all__ = ["simulate_asynchronous", "simulate_synchronous"]
-
 _NEVER_S = 1e9
 """Virtual seconds until a poll that a simulation does not need: no callback is ever lost."""
 

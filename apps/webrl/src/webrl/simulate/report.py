@@ -10,8 +10,6 @@ from webrl.simulate.model import SimulationModel
 from webrl.simulate.sweep import SweepPoint, best_point
 from webrl.simulate.trace import MeasuredFigures
 
-__all__ = ["assumptions_table", "figures_table", "measured_table", "sweep_table"]
-
 _ROWS = (
     ("steps counted", "{:.0f}", "num_steps"),
     ("step, s", "{:,.1f}", "step_s"),

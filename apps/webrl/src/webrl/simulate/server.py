@@ -20,8 +20,6 @@ from typing import NamedTuple
 from webrl.simulate.events import EventLine
 from webrl.simulate.model import ServerModel
 
-__all__ = ["SimulatedServer"]
-
 _DONE = 1e-9
 """Work, in tokens, that counts as none: rounding of sums."""
 
@@ -33,16 +31,16 @@ class _Request(NamedTuple):
 
 
 class SimulatedServer:
-    """One server."""
+    """One server.
+
+    Args:
+        line: The events of the simulation.
+        model: Speed and room.
+        version: Weight version that it holds.
+    """
 
     def __init__(self, line: EventLine, model: ServerModel, *, version: int = 0) -> None:
-        """Start idle.
-
-        Args:
-            line: The events of the simulation.
-            model: Speed and room.
-            version: Weight version that it holds.
-        """
+        """Start idle."""
         self.version = version
         self.busy_s = 0.0
         """Seconds with at least one running request."""

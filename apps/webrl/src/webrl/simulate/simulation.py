@@ -19,8 +19,6 @@ from webrl.simulate.plans import EpisodePlan, ModelPlans, PlanSource
 from webrl.simulate.server import SimulatedServer
 from webrl.simulate.workflow import SimulatedEpisodes, pause_s
 
-__all__ = ["DeviceLayout", "Simulation", "mean_episode_s"]
-
 _GAUGES_PER_EPISODE = 10
 """Looks at the whole in the time of a mean episode."""
 _NUM_SAMPLED = 64
@@ -76,7 +74,13 @@ class EndlessGroups:
 
 
 class Simulation:
-    """One mode's simulation: what exists whatever the pool."""
+    """One mode's simulation: what exists whatever the pool.
+
+    Args:
+        model: Every assumption.
+        layout: Devices of each role.
+        plans: What episodes do; drawn from the model when None.
+    """
 
     def __init__(
         self,
@@ -87,13 +91,7 @@ class Simulation:
         *,
         mode: str,
     ) -> None:
-        """Build servers, episodes and the task order.
-
-        Args:
-            model: Every assumption.
-            layout: Devices of each role.
-            plans: What episodes do; drawn from the model when None.
-        """
+        """Build servers, episodes and the task order."""
         self.config = config
         self.model = model
         self.layout = layout

@@ -13,8 +13,6 @@ from webrl.simulate.figures import ModeFigures
 from webrl.simulate.pools import simulate_asynchronous
 from webrl.simulate.simulation import DeviceLayout
 
-__all__ = ["SweepPoint", "best_point", "fit", "splits", "sweep", "with_split"]
-
 ETAS = (0, 1, 2, 4)
 """Bounds that a sweep tries."""
 _NUM_SPLITS = 8

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from webrl.simulate.figures import Gauge, Recording
 
-__all__ = ["timeline", "write_timeline"]
-
 _WIDTH, _LEFT, _ROW, _GAP = 960.0, 190.0, 46.0, 14.0
 _NUM_STEPS = 8
 """Steps of the first mode that are shown, the last ones of the run."""

@@ -19,8 +19,6 @@ from webrl.errors import ConfigError
 from webrl.simulate.model import SimulationModel
 from webrl.simulate.plans import EpisodePlan
 
-__all__ = ["MeasuredFigures", "RunTrace", "TracePlans", "read_trace"]
-
 _UNLIMITED = 1_000_000
 """Requests at once on a server whose recorded times hold its queueing already."""
 
@@ -73,15 +71,15 @@ class RunTrace:
 
 
 class TracePlans:
-    """Plans that are the recorded episodes."""
+    """Plans that are the recorded episodes.
+
+    Args:
+        groups: Name and members of each, in the order of their starts: the first that completed are
+            shorter than others.
+    """
 
     def __init__(self, groups: Sequence[tuple[str, list[EpisodePlan]]]) -> None:
-        """Keep the groups.
-
-        Args:
-            groups: Name and members of each, in the order of their starts: the first that completed are
-                shorter than others.
-        """
+        """Keep the groups."""
         self._groups = [members for _, members in groups]
         self._by_name = dict(groups)
 

@@ -15,8 +15,6 @@ from webrl.simulate.events import EventLine
 from webrl.simulate.plans import EpisodePlan, PlanSource
 from webrl.simulate.server import SimulatedServer
 
-__all__ = ["SimulatedEpisodes", "pause_s"]
-
 
 async def pause_s(line: EventLine, delay_s: float) -> None:
     """Return after `delay_s` virtual seconds, as an audible event.
@@ -41,7 +39,15 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class SimulatedEpisodes:
-    """Runs planned episodes on simulated servers; the workflow of executors and pools."""
+    """Runs planned episodes on simulated servers; the workflow of executors and pools.
+
+    Args:
+        line: The events of the simulation.
+        servers: Where requests are answered.
+        plans: What each episode does.
+        is_sticky: Whether an episode stays on one, as the real router has it; or each request
+            goes to the one with the fewest.
+    """
 
     def __init__(
         self,
@@ -51,15 +57,7 @@ class SimulatedEpisodes:
         *,
         is_sticky: bool = True,
     ) -> None:
-        """Bind to what the episodes use.
-
-        Args:
-            line: The events of the simulation.
-            servers: Where requests are answered.
-            plans: What each episode does.
-            is_sticky: Whether an episode stays on one, as the real router has it; or each request
-                goes to the one with the fewest.
-        """
+        """Bind to what the episodes use."""
         self._is_sticky = is_sticky
         self._line = line
         self._servers = servers

@@ -61,7 +61,7 @@ def html_root() -> Path:
     """Return the folder that holds the pages, without importing the distribution.
 
     Raises:
-        TaskError: the `miniwob` distribution is not installed.
+        TaskError: The `miniwob` distribution is not installed.
     """
     spec = importlib.util.find_spec("miniwob")
     if spec is None or not spec.submodule_search_locations:

@@ -105,7 +105,7 @@ def oracle(task: Task) -> str:
         task: A task whose full name is in `ORACLE_TASKS`.
 
     Raises:
-        TaskError: the task has no oracle.
+        TaskError: The task has no oracle.
     """
     return _wrap(task, "point(target)")
 
@@ -122,7 +122,7 @@ def target_map(task: Task, step: int) -> str:
         step: Distance of the lattice's points in CSS pixels.
 
     Raises:
-        TaskError: the task has no oracle.
+        TaskError: The task has no oracle.
     """
     return _wrap(task, f"map(target, {int(step)})")
 

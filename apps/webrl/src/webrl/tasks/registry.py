@@ -35,7 +35,7 @@ def load_tasks(names: Iterable[str]) -> list[Task]:
             those of a file.
 
     Raises:
-        TaskError: a name is not known (the message holds the nearest one), or a file is wrong.
+        TaskError: A name is not known (the message holds the nearest one), or a file is wrong.
     """
     tasks: list[Task] = []
     for name in names:
@@ -52,7 +52,7 @@ def load_task(name: str) -> Task:
     """Return one task by its full name.
 
     Raises:
-        TaskError: the name is not known; the message holds the nearest one.
+        TaskError: The name is not known; the message holds the nearest one.
     """
     suite, _, page = name.partition("/")
     if suite == SUITE and page in miniwob_names():

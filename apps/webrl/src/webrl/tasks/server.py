@@ -34,7 +34,14 @@ Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class TaskServer:
-    """Serves the pages inside the running event loop. Used as `async with TaskServer() as s:`."""
+    """Serves the pages inside the running event loop. Used as `async with TaskServer() as s:`.
+
+    Args:
+        root: Folder with the static pages; that of MiniWoB++ when `None`.
+        routes: Handlers by path prefix; the hostile pages of FaultWoB when `None`.
+        host: Loopback address to listen on.
+        port: Port, or 0 for a free one.
+    """
 
     def __init__(
         self,
@@ -44,14 +51,7 @@ class TaskServer:
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        """Prepare the server; nothing listens yet.
-
-        Args:
-            root: Folder with the static pages; that of MiniWoB++ when `None`.
-            routes: Handlers by path prefix; the hostile pages of FaultWoB when `None`.
-            host: Loopback address to listen on.
-            port: Port, or 0 for a free one.
-        """
+        """Prepare the server; nothing listens yet."""
         self._root = (html_root() if root is None else root).resolve()
         self._routes = dict({PREFIX: answer_fault} if routes is None else routes)
         self._host = host

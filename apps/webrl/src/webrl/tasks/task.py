@@ -86,7 +86,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         """Check the ranges.
 
         Raises:
-            TaskError: a value is out of its range, values contradict, or nothing can judge.
+            TaskError: A value is out of its range, values contradict, or nothing can judge.
         """
         for name in ("max_steps", "test_max_steps"):
             limit = getattr(self, name)

@@ -46,7 +46,7 @@ def load_task_file(path: str | Path) -> list[Task]:
     """Return the tasks of a JSON-lines file, in its order; blank lines do not count.
 
     Raises:
-        TaskError: the file can not be read, holds no task, or a line is not one; the message
+        TaskError: The file can not be read, holds no task, or a line is not one; the message
             holds file and line.
     """
     return read_tasks(path, lambda line: _task(msgspec.json.decode(line, type=_Line)))
@@ -59,7 +59,7 @@ def read_tasks(path: str | Path, build: Callable[[bytes], Task]) -> list[Task]:
         build: Makes a task of one line; may raise `TaskError` and `msgspec.DecodeError`.
 
     Raises:
-        TaskError: the file can not be read, holds no task, names one twice, or a line is not
+        TaskError: The file can not be read, holds no task, names one twice, or a line is not
             one; the message holds file and line.
     """
     try:

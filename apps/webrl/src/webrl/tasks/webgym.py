@@ -60,7 +60,7 @@ def load_webgym_file(path: str | Path) -> list[Task]:
     """Return the tasks of a file in WebGym's format, in its order; blank lines do not count.
 
     Raises:
-        TaskError: the file can not be read, holds no task, or a line is not one; the message
+        TaskError: The file can not be read, holds no task, or a line is not one; the message
             holds file, line and field.
     """
     return read_tasks(path, _task)

@@ -59,17 +59,17 @@ class EngineSpec:
 
 
 class UpdateEngine:
-    """One rank; the class behind the Ray actor."""
+    """One rank; the class behind the Ray actor.
+
+    Args:
+        spec: Equal on every rank.
+        rank: Rank within the role.
+        world_size: Ranks of the role.
+        pixels: Where the rows' images are.
+    """
 
     def __init__(self, spec: EngineSpec, rank: int, world_size: int, pixels: PixelStoreClient):
-        """Remember what to build; `start` builds it.
-
-        Args:
-            spec: Equal on every rank.
-            rank: Rank within the role.
-            world_size: Ranks of the role.
-            pixels: Where the rows' images are.
-        """
+        """Remember what to build; `start` builds it."""
         open_worker_log()
         self._spec = spec
         self._rank = rank

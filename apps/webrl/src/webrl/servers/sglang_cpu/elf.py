@@ -16,8 +16,6 @@ from pathlib import Path
 
 from webrl.errors import ServerStartError
 
-__all__ = ["shared_library", "undefined_symbols"]
-
 _FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")

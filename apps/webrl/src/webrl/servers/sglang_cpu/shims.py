@@ -1,9 +1,9 @@
-"""Builds the aids of a real SGLang server on a machine without a GPU.
+"""Builds the shims of a real SGLang server on a machine without a GPU.
 
 Invariants:
 
 * Nothing is built where a driver is found, and nothing outside the given folder is written.
-* The aids work through the server's environment alone: this process is not touched.
+* The shims work through the server's environment alone: this process is not touched.
 * What to export and what to declare is read off the SGLang that is installed.
 """
 
@@ -18,8 +18,6 @@ from pathlib import Path
 
 from webrl.errors import ServerStartError
 from webrl.servers.sglang_cpu.elf import shared_library, undefined_symbols
-
-__all__ = ["CPU_ARGUMENTS", "build_cpu_aids", "has_gpu_driver"]
 
 CPU_ARGUMENTS = (
     *("--device", "cpu"),
@@ -64,8 +62,8 @@ def has_gpu_driver() -> bool:
     return True
 
 
-def build_cpu_aids(folder: Path) -> Mapping[str, str]:
-    """Write the aids and return what the server's environment gets.
+def build_cpu_shims(folder: Path) -> Mapping[str, str]:
+    """Write the shims and return what the server's environment gets.
 
     Args:
         folder: Receives the files; several servers may share it.
@@ -76,7 +74,7 @@ def build_cpu_aids(folder: Path) -> Mapping[str, str]:
     """
     if has_gpu_driver():
         raise ServerStartError(
-            "the CPU aids of SGLang must not meet a CUDA driver, got one. Start SGLang as it is."
+            "the CPU shims of SGLang must not meet a CUDA driver, got one. Start SGLang as it is."
         )
     kernels, sources = _installed("sgl_kernel"), _installed("sglang")
     wanted = {

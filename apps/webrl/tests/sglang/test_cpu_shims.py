@@ -1,4 +1,4 @@
-"""The aids of SGLang on a CPU: what is written, and that the loader and torch take it."""
+"""The shims of SGLang on a CPU: what is written, and that the loader and torch take it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from webrl.errors import ServerStartError
-from webrl.servers.sglang_cpu import build_cpu_aids, has_gpu_driver
+from webrl.servers.sglang_cpu import build_cpu_shims, has_gpu_driver
 from webrl.servers.sglang_cpu.elf import shared_library, undefined_symbols
 
 KERNEL = """
@@ -22,7 +22,7 @@ int init(void) { return cuGetErrorString(1) + cuCtxCreate_v2() + cudaFree(NULL);
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An SGLang reduced to what the aids are read off: kernels, and sources that name operators."""
+    """An SGLang reduced to what the shims are read off: kernels, and sources that name operators."""
     root = tmp_path / "site"
     for package in ("sglang", "sgl_kernel"):
         (root / package / "deep").mkdir(parents=True)
@@ -76,11 +76,11 @@ def test_undefined_symbols_are_those_that_others_define() -> None:
 
 @needs_compiler
 @without_driver
-def test_the_aids_let_kernels_load_and_operators_be_looked_up_in_the_servers_process_only(
+def test_the_shims_let_kernels_load_and_operators_be_looked_up_in_the_servers_process_only(
     installed: Path, tmp_path: Path
 ) -> None:
     before = dict(os.environ)
-    environment = dict(build_cpu_aids(tmp_path / "aids"))
+    environment = dict(build_cpu_shims(tmp_path / "shims"))
     assert dict(os.environ) == before
     assert environment["SGLANG_USE_CPU_ENGINE"] == "1"
     library = installed / "sgl_kernel" / "deep" / "common_ops.so"
@@ -88,7 +88,7 @@ def test_the_aids_let_kernels_load_and_operators_be_looked_up_in_the_servers_pro
     code += f"ctypes.CDLL({str(library)!r}, mode=1)\n"
     code += "print(torch.ops.sgl_kernel.rope_cpu, hasattr(torch.ops.sgl_kernel, 'norm'))"
     assert run_python(code, environment).split() == ["100", "sgl_kernel.rope_cpu", "False"]
-    assert "cudaFree" not in (tmp_path / "aids" / "libcuda.so.1").read_bytes().decode("latin1")
+    assert "cudaFree" not in (tmp_path / "shims" / "libcuda.so.1").read_bytes().decode("latin1")
     with pytest.raises(subprocess.CalledProcessError):
         run_python("import ctypes; ctypes.CDLL('libcuda.so.1')", {})
 
@@ -103,5 +103,5 @@ def test_without_sglang_the_message_names_the_extra(
         sys, "meta_path", [finder for finder in sys.meta_path if isinstance(finder, type)]
     )
     with pytest.raises(ServerStartError, match=r"pip install 'webrl\[sglang\]'"):
-        build_cpu_aids(tmp_path / "aids")
-    assert not (tmp_path / "aids").exists()
+        build_cpu_shims(tmp_path / "shims")
+    assert not (tmp_path / "shims").exists()
