@@ -132,8 +132,7 @@ def test_siblings_may_share_their_first_screenshot() -> None:
                     frames = [_pixels(await s.reset(task, seed)) for s in (one, two, other)]
                     is_same &= all(_is_alike(frame, frames[0]) for frame in frames)
                     rewards += [await _click_right(s, task) for s in (one, two)]
-            assert pool.frames is not None
-            return pool.frames.num_shared, is_same, rewards
+            return pool.statistics().num_shared_screenshots, is_same, rewards
 
     num_shared, is_same, rewards = asyncio.run(main())
     assert (num_shared, is_same) == (9, True)

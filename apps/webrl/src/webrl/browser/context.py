@@ -104,7 +104,7 @@ class LiveContext:
             await calls.run(
                 context.add_init_script(_init_script()), config.deadlines.create_s, "init script"
             )
-        except BaseException:
+        except BaseException:  # a cancelled creation too: nobody else closes the context
             await live.aclose()
             raise
         return live

@@ -69,7 +69,7 @@ class DevTools:
         except aiohttp.ClientError as error:
             await http.close()
             raise BrowserFault("browser_lost", f"DevTools socket: {error}") from error
-        except BaseException:
+        except BaseException:  # a cancelled connect too: nobody else closes the session
             await http.close()
             raise
         return cls(http, socket)

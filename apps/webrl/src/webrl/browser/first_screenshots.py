@@ -43,7 +43,7 @@ class FirstScreenshots:
             self._frames.popitem(last=False)
         try:
             frame = await take()
-        except BaseException:
+        except BaseException:  # a cancelled caller too: the waiters would wait forever
             own.set_result(None)
             if self._frames.get(key) is own:
                 del self._frames[key]

@@ -74,7 +74,7 @@ class Driver:
                 playwright = await calls.run(
                     async_playwright().start(), config.deadlines.launch_s, "driver start"
                 )
-        except BaseException:
+        except BaseException:  # a cancelled start too: the processes would outlive it
             kill_owned(folder)
             remove_folder(folder)
             raise
@@ -153,7 +153,7 @@ class LiveBrowser:
                 {"discover": True, "filter": [{"type": "page"}]},
                 deadline_s=config.deadlines.evaluate_s,
             )
-        except BaseException:
+        except BaseException:  # a cancelled launch too: nobody else closes the browser
             await quietly(
                 calls.run(browser.close(), config.deadlines.close_s, "browser close"), "launch"
             )

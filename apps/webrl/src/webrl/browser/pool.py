@@ -21,6 +21,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from playwright.async_api import ProxySettings
-import msgspec
 
 logger = logging.getLogger(__name__)
 _NUM_SHARED_FRAMES = 256
@@ -98,7 +99,7 @@ class BrowserPool:
             await self._stack.enter_async_context(self._guard)
             if self._server is None:
                 self._server = await self._stack.enter_async_context(TaskServer())
-        except BaseException:
+        except BaseException:  # a cancelled entry too: Python calls no __aexit__ after it
             await self._stack.aclose()
             raise
         return self
@@ -147,6 +148,8 @@ class BrowserPool:
             num_contexts=self._num_contexts,
             num_browser_launches=self._num_launches,
             num_driver_starts=self._num_drivers,
+            num_refused_requests=self._guard.num_refused,
+            num_shared_screenshots=0 if self.frames is None else self.frames.num_shared,
         )
 
     async def browser(self) -> LiveBrowser:
@@ -299,3 +302,7 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Browsers that were launched, the first included."""
     num_driver_starts: int
     """Drivers that were started, the first included."""
+    num_refused_requests: int
+    """Requests of pages that the guard refused."""
+    num_shared_screenshots: int
+    """First screenshots that an episode took over from another one."""

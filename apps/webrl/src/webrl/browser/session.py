@@ -91,7 +91,7 @@ class BrowserSession:
                 if raised is None or not await self._replace(raised, task):
                     raise
                 level = raised
-            except BaseException:
+            except BaseException:  # a cancelled reset too leaves a half-loaded page
                 self._is_dirty = True
                 raise
 
@@ -111,7 +111,7 @@ class BrowserSession:
         episode.num_steps += 1
         try:
             outcome = await self._step(episode, action)
-        except BaseException:
+        except BaseException:  # a cancelled step too leaves a page in an unknown state
             self._episode, self._is_dirty = None, True
             raise
         if outcome.is_done:
