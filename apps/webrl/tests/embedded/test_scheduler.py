@@ -187,6 +187,25 @@ def test_siblings_share_one_prefill() -> None:
     assert world.scheduler.statistics().num_shared_prompts == 4
 
 
+def test_prompts_are_kept_within_their_bytes_and_the_oldest_go_first() -> None:
+    one = 4 * (2 + 2 + VOCAB)  # keys, values and logits of a prompt of two tokens
+    world = World(prompt_cache_bytes=2 * one)
+    for number, prompt in enumerate([(1, 2), (1, 3), (1, 2), (1, 4), (1, 2), (1, 3)]):
+        world.submit(f"p{number}", prompt)
+        world.step(4)
+    assert world.scheduler.statistics().num_shared_prompts == 2
+    assert world.runner.prefills == [1] * 4
+
+
+def test_a_prompt_bigger_than_the_cache_is_answered_and_not_kept() -> None:
+    world = World(prompt_cache_bytes=1)
+    for number in range(2):
+        world.submit(f"p{number}")
+        world.step(4)
+        assert world.only(f"p{number}").output_ids == (3, 4, 5)
+    assert world.scheduler.statistics().num_shared_prompts == 0
+
+
 def test_a_sibling_that_comes_later_shares_too_until_the_weights_change() -> None:
     world = World()
     world.submit("a")

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from cachetools import LRUCache
 
-from webrl.embedded.byte_cache import ByteCache
 from webrl.embedded.kv_cache import RowCache
 from webrl.embedded.request import (
     FinishReason,
@@ -46,7 +46,9 @@ class RunningBatch:
         self._runner = runner
         self._max_prefill_tokens = max_prefill_tokens
         self._rows = RowCache()
-        self._prompts: ByteCache[PromptKey, PromptState] = ByteCache(cache_bytes)
+        self._prompts: LRUCache[PromptKey, PromptState] = LRUCache(
+            cache_bytes, getsizeof=lambda state: state.num_bytes
+        )
         self.requests: list[GenerationRequest] = []
         self.num_prefill_tokens = 0
         self.num_shared_prompts = 0
@@ -131,7 +133,8 @@ class RunningBatch:
             self.num_prefill_tokens += sum(prompt.num_tokens for prompt in chunk)
             for prompt, state in zip(chunk, self._runner.prefill(chunk), strict=True):
                 states[prompt.key] = state
-                self._prompts.put(prompt.key, state, state.num_bytes)
+                if state.num_bytes <= self._prompts.maxsize:
+                    self._prompts[prompt.key] = state
         return states
 
     def _chunks(self, prompts: list[PreparedPrompt]) -> Iterator[list[PreparedPrompt]]:

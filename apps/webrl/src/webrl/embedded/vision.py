@@ -20,13 +20,13 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
+from cachetools import LRUCache
 from torch import nn
 from transformers.vision_utils import (
     get_vision_bilinear_indices_and_weights,
     get_vision_position_ids,
 )
 
-from webrl.embedded.byte_cache import ByteCache
 from webrl.embedded.request import PreparedPrompt
 
 _NUM_SIZES = 64
@@ -76,7 +76,9 @@ class VisionEncoder:
         if tuple(proj.stride) == tuple(proj.kernel_size):
             self._tower.patch_embed = _PatchProduct(proj)
         self._merge = int(self._tower.spatial_merge_size)
-        self._cache: ByteCache[bytes, ImageFeatures] = ByteCache(cache_bytes)
+        self._cache: LRUCache[bytes, ImageFeatures] = LRUCache(
+            cache_bytes, getsizeof=lambda features: features.num_bytes
+        )
         self._layout = lru_cache(_NUM_SIZES)(self._make_layout)
 
     def clear(self) -> None:
@@ -133,7 +135,8 @@ class VisionEncoder:
                 deepstack=tuple(layer[index].clone() for layer in deepstack),
             )
             encoded[digest] = features
-            self._cache.put(digest, features, features.num_bytes)
+            if features.num_bytes <= self._cache.maxsize:
+                self._cache[digest] = features
         return encoded
 
     def _make_layout(
