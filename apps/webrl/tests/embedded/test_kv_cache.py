@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from webrl.embedded.kv_cache import PrefillCapture, PromptKV, RowCache
+from transformers.cache_utils import DynamicCache
+from webrl.embedded.kv_cache import PromptKV, RowCache
 
 HEADS, SIZE, LAYERS = 2, 3, 2
 
@@ -79,11 +80,11 @@ def test_the_mask_shows_a_row_its_own_places_and_the_new_one() -> None:
     assert mask[:, 0, 0].tolist() == [[True] * 3 + [False] * 2, [True] * 5]
 
 
-def test_a_capture_gives_each_row_its_own_places() -> None:
-    capture = PrefillCapture()
+def test_a_prefill_gives_each_row_its_own_places() -> None:
+    cache = DynamicCache()
     keys = torch.arange(2 * HEADS * 4 * SIZE, dtype=torch.float32).reshape(2, HEADS, 4, SIZE)
-    capture.update(keys, keys + 1, 0)
-    kept = capture.prompt(1, 3)
+    cache.update(keys, keys + 1, 0)
+    kept = PromptKV.of_row(cache, 1, 3)
     assert kept.num_tokens == 3
     assert torch.equal(kept.keys[0], keys[1, :, :3])
     assert torch.equal(kept.values[0], keys[1, :, :3] + 1)

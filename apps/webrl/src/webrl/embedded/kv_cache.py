@@ -13,8 +13,10 @@ Legend: `R` rows, `H` key-value heads, `L` places, `D` head size, `T` tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 _FIRST_ROWS = 8
 _FIRST_LENGTH = 128
@@ -28,45 +30,19 @@ class PromptKV:
         self.keys = keys
         self.values = values
 
+    @classmethod
+    def of_row(cls, cache: DynamicCache, row: int, num_tokens: int) -> PromptKV:
+        """Return copies of the first `num_tokens` places of one row of a prefill."""
+        layers = cast("list[DynamicLayer]", cache.layers)
+        return cls(
+            [cast("torch.Tensor", layer.keys)[row, :, :num_tokens].clone() for layer in layers],
+            [cast("torch.Tensor", layer.values)[row, :, :num_tokens].clone() for layer in layers],
+        )
+
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt, image tokens included."""
         return self.keys[0].shape[1]
-
-
-class PrefillCapture:
-    """Stands in for a cache during a prefill and keeps what each layer computed."""
-
-    is_compileable = False
-    """Read by HF's mask code."""
-
-    def __init__(self) -> None:
-        """Start with no layers."""
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: nothing was seen before a prefill."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Return how many keys a mask covers, and its offset: the prompt itself, from 0."""
-        return query_length, 0
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep one layer's [B, H, T, D] keys and values and return them."""
-        self._keys.append(keys)
-        self._values.append(values)
-        return keys, values
-
-    def prompt(self, row: int, num_tokens: int) -> PromptKV:
-        """Return copies of the first `num_tokens` places of one row."""
-        return PromptKV(
-            [layer[row, :, :num_tokens].clone() for layer in self._keys],
-            [layer[row, :, :num_tokens].clone() for layer in self._values],
-        )
 
 
 class RowCache:
@@ -141,38 +117,56 @@ def _grown(size: int, needed: int, first: int) -> int:
     return size
 
 
-class DecodeView:
-    """What the model sees as its cache in one decode step of one token per row."""
+class DecodeView(Cache):
+    """What the model sees as its cache in one decode step of one token per row.
+
+    Args:
+        keys: [R, H, L, D] per layer; written in place.
+        values: As `keys`.
+        lengths: Places of each row that are filled.
+    """
 
     def __init__(
         self, keys: list[torch.Tensor], values: list[torch.Tensor], lengths: Sequence[int]
     ) -> None:
-        """View the rows whose first `lengths` places are filled."""
-        self._keys = keys
-        self._values = values
         device = keys[0].device
-        self._num_rows = len(lengths)
-        self._span = max(lengths) + 1
+        rows, span = len(lengths), max(lengths) + 1
         self._lengths = torch.tensor(lengths, device=device)
-        self._rows = torch.arange(self._num_rows, device=device)
+        ends = (torch.arange(rows, device=device), slice(None), self._lengths)
+        super().__init__(
+            layers=[
+                _DecodeLayer(key[:rows, :, :span], value[:rows, :, :span], ends)
+                for key, value in zip(keys, values, strict=True)
+            ]
+        )
 
     def attention_mask(self) -> torch.Tensor:
         """Return [R, 1, 1, L] bool: each row sees its own places and the new one."""
-        places = torch.arange(self._span, device=self._lengths.device)
+        places = torch.arange(self.get_seq_length() + 1, device=self._lengths.device)
         return (places <= self._lengths[:, None])[:, None, None]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
+
+class _DecodeLayer(DynamicLayer):
+    """Views of one layer, with room for the new place of the longest row."""
+
+    def __init__(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        ends: tuple[torch.Tensor, slice, torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self._views = keys, values
+        self._ends = ends
+
+    def get_seq_length(self) -> int:
         """Return the longest row's number of places so far."""
-        return self._span - 1
+        return self._views[0].shape[2] - 1
 
     def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write each row's new [R, H, 1, D] behind its last place; return [R, H, L, D] views."""
-        self._keys[layer_idx][self._rows, :, self._lengths] = keys[:, :, 0]
-        self._values[layer_idx][self._rows, :, self._lengths] = values[:, :, 0]
-        span = self._span
-        return (
-            self._keys[layer_idx][: self._num_rows, :, :span],
-            self._values[layer_idx][: self._num_rows, :, :span],
-        )
+        for view, states in zip(self._views, (key_states, value_states), strict=True):
+            view[self._ends] = states[:, :, 0]
+        return self._views

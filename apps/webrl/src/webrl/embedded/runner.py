@@ -20,9 +20,10 @@ from typing import Any, Protocol, cast
 
 import torch
 from PIL import Image
+from transformers.cache_utils import DynamicCache
 
 from webrl.embedded.config import EmbeddedServerConfig
-from webrl.embedded.kv_cache import DecodeView, PrefillCapture
+from webrl.embedded.kv_cache import DecodeView, PromptKV
 from webrl.embedded.request import PreparedPrompt, PromptState, prepared_key
 from webrl.embedded.vision import VisionEncoder
 from webrl.errors import BadRequestError
@@ -133,10 +134,10 @@ class ModelRunner:
         for row, prompt in enumerate(prompts):
             input_ids[row, : lengths[row]] = prompt.inputs.input_ids
             position_ids[:, row, : lengths[row]] = prompt.inputs.position_ids
-        capture = PrefillCapture()
+        cache = DynamicCache()
         hidden = self._text(
             position_ids=position_ids.to(self._device),
-            past_key_values=capture,
+            past_key_values=cache,
             use_cache=True,
             **self._embeddings(input_ids.to(self._device), prompts),
         ).last_hidden_state
@@ -145,7 +146,7 @@ class ModelRunner:
         logits = self._head(hidden[rows, last]).float()
         return [
             PromptState(
-                kv=capture.prompt(row, lengths[row]),
+                kv=PromptKV.of_row(cache, row, lengths[row]),
                 logits=logits[row].clone(),
                 next_position=int(prompt.inputs.position_ids.max()) + 1,
             )
