@@ -64,7 +64,6 @@ def parse_action(text: str, mode: ActionMode = "coordinates") -> Action | Invali
 
     Args:
         text: A policy's reply, decoded, without its end token.
-        mode: How the reply says where.
 
     Returns:
         The action, or `InvalidAction(text, reason)`.

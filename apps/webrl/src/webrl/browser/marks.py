@@ -64,7 +64,6 @@ def on_page(action: MarkAction, marks: Sequence[Mark], viewport: Viewport) -> Ac
     """Return the same action by position, or the first of its marks that is not there.
 
     Args:
-        action: What the policy wants.
         marks: Numbers of the screenshot that it saw.
         viewport: Size of the page.
     """

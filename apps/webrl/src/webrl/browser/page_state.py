@@ -53,7 +53,6 @@ async def read_state(page: LivePage, active: LivePage, task: Task) -> State:
     Args:
         page: Where the episode started; its state script runs there.
         active: The newest page; its address is compared with the one that ends the episode.
-        task: What is to be done.
 
     Raises:
         BrowserFault: The page does not answer in the agreed form.

@@ -167,11 +167,7 @@ ALLOWED_SCHEMES = frozenset({"http", "https"})
 
 
 def refusal(url: str) -> str | None:
-    """Return why `url` may not be opened, or `None` when it may.
-
-    Args:
-        url: What a policy asked for.
-    """
+    """Return why `url` may not be opened, or `None` when it may."""
     if any(ord(character) < 32 for character in url):
         return "an address must hold no control characters"
     try:

@@ -52,7 +52,6 @@ class BrowserPool:
     """Sessions as slots of one browser. Used as `async with BrowserPool(config) as pool:`.
 
     Args:
-        config: How browsers are run.
         server: A running server of the task pages; the pool runs its own when `None`.
         guard: What stands between pages and the network; the usual one when `None`.
         clock: Seconds, for the restart budget.

@@ -72,7 +72,6 @@ class RayScheduler:
     """Places roles on the connected Ray cluster and calls their workers.
 
     Args:
-        roles: Who works.
         log_dir: Receives a log of each worker; None leaves them to Ray.
     """
 
@@ -110,7 +109,6 @@ class RayScheduler:
 
         Args:
             rank: Rank within the role.
-            options: What its process gets.
             worker_class: Built in that process.
             *args: Passed to its constructor.
             **kwargs: Passed to its constructor.

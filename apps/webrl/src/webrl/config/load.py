@@ -213,7 +213,6 @@ def resolve_run_dir(loaded: LoadedConfig, started_at: datetime) -> LoadedConfig:
     """Return the same configuration with `{config}` and `{time}` of `run_dir` filled in.
 
     Args:
-        loaded: As read.
         started_at: Becomes `YYYYmmdd-HHMMSS`.
 
     Raises:

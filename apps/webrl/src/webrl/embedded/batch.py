@@ -36,13 +36,11 @@ class RunningBatch:
     """Requests with a KV row.
 
     Args:
-        runner: Runs the forwards.
         max_prefill_tokens: Padded tokens of one prefill forward.
         cache_bytes: Bytes of prefilled prompts that are kept for sharing.
     """
 
     def __init__(self, runner: Runner, *, max_prefill_tokens: int, cache_bytes: int) -> None:
-        """Start empty."""
         self._runner = runner
         self._max_prefill_tokens = max_prefill_tokens
         self._rows = RowCache()

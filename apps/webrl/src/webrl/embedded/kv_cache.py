@@ -122,7 +122,6 @@ class DecodeView(Cache):
 
     Args:
         keys: [R, H, L, D] per layer; written in place.
-        values: As `keys`.
         lengths: Places of each row that are filled.
     """
 

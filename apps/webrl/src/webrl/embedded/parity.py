@@ -204,8 +204,6 @@ def page_request(
     """Return a request about `pages` whose answer ends at its budget of 6 tokens.
 
     Args:
-        processor: Of the policy that the server serves.
-        pages: Encoded images.
         changes: Fields of the request that differ.
     """
     fields: dict[str, object] = {
@@ -229,8 +227,6 @@ def largest_difference(
     """Return the largest difference of an answer's log-probs to the reference, in nats.
 
     Args:
-        processor: Of the same checkpoint.
-        request: What was asked.
         pages: The images of `request`, encoded.
         first: Index of the first token that is compared.
     """
@@ -262,10 +258,7 @@ def reference_logprobs(
 
     Args:
         model: The HF model, in evaluation mode.
-        processor: Makes the model inputs.
         prompt_ids: Prompt with one placeholder per image.
-        output_ids: Tokens whose log-probs are wanted.
-        temperature: Divides the logits.
         masked_token_ids: Ids at minus infinity.
     """
     inputs = processor.model_inputs([*prompt_ids, *output_ids], images)

@@ -66,7 +66,6 @@ class RankZero:
         """Broadcast `tensors` in order, as one bucket or one by one.
 
         Args:
-            tensors: What to send, by name.
             is_flattened: One bucket.
             as_bytes: View the bucket as uint8; else keep the dtype, which all must then share.
         """
@@ -137,7 +136,6 @@ async def publish(
 
     Args:
         rank_zero: The sending side of a group that both have joined.
-        tensors: What to send, by name.
         is_flattened: One bucket.
         weight_version: Label from this update on.
         flush_cache: Drop the prefix cache too; the server must then be idle.

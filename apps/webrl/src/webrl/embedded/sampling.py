@@ -61,7 +61,6 @@ def draw_tokens(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[list
 
     Args:
         logits: [B, V], any float dtype; not changed.
-        rows: How to draw, one per row of `logits`.
     """
     logits = _biased(logits.float(), rows)
     temperatures = [row.temperature for row in rows]

@@ -78,7 +78,6 @@ class RequestScheduler:
     """All requests of one server, and the label of its weights."""
 
     def __init__(self, runner: Runner, config: SchedulerConfig) -> None:
-        """Start with no requests, not paused."""
         self._runner = runner
         self._config = config
         self._waiting: deque[GenerationRequest] = deque()

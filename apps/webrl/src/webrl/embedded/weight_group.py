@@ -74,7 +74,6 @@ class WeightGroups:
     """
 
     def __init__(self, *, device: str, timeout_s: float) -> None:
-        """Start with none."""
         self._device = torch.device(device)
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: dict[str, dist.ProcessGroup] = {}

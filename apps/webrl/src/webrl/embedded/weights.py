@@ -87,7 +87,6 @@ class WeightTable:
         """Return what is wrong with an update, one sentence per tensor; empty when it fits.
 
         Args:
-            specs: What the update holds.
             any_float: Whether another floating dtype is converted (checkpoints on disk).
         """
         problems: list[str] = []

@@ -46,7 +46,6 @@ class EvaluationManager:
 
     Args:
         folders: Where checkpoints and results lie.
-        system: The started roles.
         on_result: Called with each result, in the thread.
     """
 

@@ -103,7 +103,6 @@ class PolicyProcessor:
         """Return prompt ids that end where the action begins.
 
         Args:
-            goal: The task's goal, any text.
             previous_actions: Action texts so far, oldest first.
             num_images: Screenshots that will be given, the current page last.
             elements: Where the elements of the page are numbered: each with its number, such as

@@ -46,7 +46,6 @@ class LiveView:
     def __init__(
         self, console: Console, *, title: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare the view."""
         self._console = console
         self._title = title
         self._clock = clock

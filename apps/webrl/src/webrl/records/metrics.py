@@ -65,7 +65,6 @@ class JsonLinesSink:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        """Open the file for appending."""
         self._file = path.open("a", encoding="utf-8")
         self._clock = clock
 
@@ -88,7 +87,6 @@ class TensorBoardSink:
     """Writes TensorBoard event files."""
 
     def __init__(self, log_dir: Path) -> None:
-        """Open a writer in `log_dir`."""
         self._log_dir = str(log_dir)
         self._open: Any = import_module("torch.utils.tensorboard").SummaryWriter
         self._writer: Any = self._open(self._log_dir)

@@ -50,7 +50,6 @@ class TaskStream:
     def __init__(
         self, tasks: Sequence[Task], *, num_seeds: int, group_size: int, seed: int
     ) -> None:
-        """Describe the data set: every task with every training seed."""
         self._tasks = tuple(tasks)
         self._num_seeds = num_seeds
         counts = [num_seeds if task.is_seeded else 1 for task in self._tasks]

@@ -107,10 +107,8 @@ class WebTaskWorkflow:
     Args:
         pool: Browser sessions, one per slot.
         first_task: What a new session shows; None for an empty page.
-        generator: The policy behind its servers.
         pixels: Where screenshots go; None (evaluation) keeps none and leaves keys empty.
         processor: Builds prompts and decodes actions.
-        config: How the policy is asked.
         judge: Judges the episodes of tasks with a rubric; they need one.
     """
 
@@ -361,9 +359,6 @@ async def judge_episode(
     """Return the verdict on an episode.
 
     Args:
-        judge: Who is asked.
-        task: What was to be done.
-        rubric: What must hold.
         goal: The instruction as the policy saw it.
         steps: Everything it did.
         answer: What its last step answered, if it did.

@@ -74,7 +74,6 @@ class Run:
         config: Resolved configuration.
         folders: Where its parts lie.
         policy_path: Checkpoint that training starts from.
-        view: What a person sees.
         log: Metric sinks.
         is_resumed: Continue from the newest checkpoint.
     """

@@ -52,7 +52,6 @@ class ServerRecovery:
 
     Args:
         system: The started roles; its servers, addresses and clients are kept up to date.
-        weights: Publishes to them.
         version: What the servers hold now.
         max_restarts: Of one server.
     """

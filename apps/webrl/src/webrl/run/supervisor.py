@@ -50,8 +50,6 @@ class Supervisor:
     """Starts the rollout workers of a run and keeps them and the servers under watch.
 
     Args:
-        system: The started roles.
-        plan: What workers are made of.
         recovery: Restarts servers.
         view: Shows restarts.
         max_restarts: Of one worker.
@@ -66,7 +64,6 @@ class Supervisor:
         *,
         max_restarts: int,
     ) -> None:
-        """Prepare; nothing starts yet."""
         self._recovery = recovery
         self._system = system
         self._plan = plan

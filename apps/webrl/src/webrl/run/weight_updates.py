@@ -28,7 +28,6 @@ async def connect_weights(
 
     Args:
         folders: Where snapshots go with `weight_update_mode = "disk"`.
-        system: The started roles.
         stack: Leaves the group at its end.
         version: What the ranks hold.
         run_id: Names the group.

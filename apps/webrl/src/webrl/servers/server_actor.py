@@ -72,13 +72,11 @@ class InferenceServer:
     """Supervises one server process; the class behind the Ray actor.
 
     Args:
-        spec: How to start it.
         index: Number of the server over all roles; added to a given base port.
         name: Name for its log file, such as `rollout-0`.
     """
 
     def __init__(self, spec: ServerSpec, index: int, name: str, log_dir: str) -> None:
-        """Remember how to start the server."""
         self._spec = spec
         self._index = index
         self._log_path = Path(log_dir) / f"{name}.log"

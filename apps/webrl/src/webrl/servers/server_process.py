@@ -77,7 +77,6 @@ class ServerProcess:
     """A running inference server and its log.
 
     Args:
-        command: Program and arguments.
         url: Base URL that the server will answer on.
         log_path: File that receives its standard output and error.
         env: Added to this process's environment.

@@ -44,11 +44,7 @@ class EventLine:
         heapq.heappush(self._heap, (time_s, next(self._order), callback, is_audible))
 
     def arm(self, time_s: float) -> None:
-        """Look at the events soon after `time_s`; to be called by whoever adds some from a task.
-
-        Args:
-            time_s: The loop's time now.
-        """
+        """Look at the events soon after `time_s`; to be called by whoever adds some from a task."""
         self._set_timer(time_s + _LOOK_AHEAD_S)
 
     def close(self) -> None:

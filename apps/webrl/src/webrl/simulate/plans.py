@@ -72,7 +72,6 @@ class ModelPlans:
     """
 
     def __init__(self, model: EpisodeModel, *, seed: int) -> None:
-        """Prepare the distributions."""
         self._model = model
         self._seed = seed
         share, weight = model.success_share, model.success_concentration

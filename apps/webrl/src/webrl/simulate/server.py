@@ -34,13 +34,11 @@ class SimulatedServer:
     """One server.
 
     Args:
-        line: The events of the simulation.
         model: Speed and room.
         version: Weight version that it holds.
     """
 
     def __init__(self, line: EventLine, model: ServerModel, *, version: int = 0) -> None:
-        """Start idle."""
         self.version = version
         self.busy_s = 0.0
         """Seconds with at least one running request."""

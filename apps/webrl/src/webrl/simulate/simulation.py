@@ -91,7 +91,6 @@ class Simulation:
         *,
         mode: str,
     ) -> None:
-        """Build servers, episodes and the task order."""
         self.config = config
         self.model = model
         self.layout = layout
@@ -144,7 +143,6 @@ class Simulation:
 
         Args:
             times: Start, batch complete, update done, servers going on, end.
-            records: What was trained on.
             busy_s: Slot seconds inside episodes so far.
         """
         self.recording.steps.append(
@@ -181,7 +179,6 @@ def mean_episode_s(plans: PlanSource, model: SimulationModel) -> float:
     """Return the mean length of an episode on idle servers.
 
     Args:
-        plans: What episodes do.
         model: Every assumption.
     """
     total = 0.0

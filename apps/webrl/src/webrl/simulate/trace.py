@@ -79,7 +79,6 @@ class TracePlans:
     """
 
     def __init__(self, groups: Sequence[tuple[str, list[EpisodePlan]]]) -> None:
-        """Keep the groups."""
         self._groups = [members for _, members in groups]
         self._by_name = dict(groups)
 

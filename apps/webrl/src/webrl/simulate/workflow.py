@@ -17,12 +17,7 @@ from webrl.simulate.server import SimulatedServer
 
 
 async def pause_s(line: EventLine, delay_s: float) -> None:
-    """Return after `delay_s` virtual seconds, as an audible event.
-
-    Args:
-        line: The events of the simulation.
-        delay_s: How long.
-    """
+    """Return after `delay_s` virtual seconds, as an audible event."""
     if delay_s <= 0.0:
         return
     loop = asyncio.get_running_loop()
@@ -42,9 +37,7 @@ class SimulatedEpisodes:
     """Runs planned episodes on simulated servers; the workflow of executors and pools.
 
     Args:
-        line: The events of the simulation.
         servers: Where requests are answered.
-        plans: What each episode does.
         is_sticky: Whether an episode stays on one, as the real router has it; or each request
             goes to the one with the fewest.
     """
@@ -57,7 +50,6 @@ class SimulatedEpisodes:
         *,
         is_sticky: bool = True,
     ) -> None:
-        """Bind to what the episodes use."""
         self._is_sticky = is_sticky
         self._line = line
         self._servers = servers

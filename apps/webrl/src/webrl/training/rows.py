@@ -84,7 +84,6 @@ class RowBuilder:
     Args:
         screenshots: Where they are.
         processor: Counts image tokens.
-        config: How rewards become advantages.
     """
 
     def __init__(
@@ -144,7 +143,6 @@ def group_advantages(members: Sequence[GroupMember], config: AdvantageConfig) ->
 
     Args:
         members: Episodes of any number of groups, in any order.
-        config: How to normalise.
     """
     advantages = group_normalized_advantages(
         [member.trajectory.reward for member in members],

@@ -134,7 +134,6 @@ class PPOTrainer:
         engines: Computes updates.
         weights: Publishes them.
         recorder: Sees batches and updates.
-        config: What one step takes.
         progress: Counters to go on from.
     """
 
@@ -230,7 +229,6 @@ async def keep_stepping(
     """Run steps until `is_over` says so, which is asked before each.
 
     Args:
-        trainer: The loop's state.
         is_over: Whether the run has reached its end.
         after_step: Awaited with each step's metrics: logs, saves, evaluates.
     """
