@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -47,9 +48,18 @@ def _descendants() -> set[int]:
     return {p.pid for p in below if not any("resource_tracker" in w for w in p.cmdline())}
 
 
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _gone(pids: set[int]) -> bool:
-    _, alive = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], 5)
-    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    deadline = time.monotonic() + 5
+    while any(map(_is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(_is_alive, pids))
 
 
 def test_a_pool_leaves_no_process_and_no_folder() -> None:
