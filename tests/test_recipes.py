@@ -94,6 +94,14 @@ def test_the_list_of_second_tries_names_tests_that_exist(root: Path) -> None:
     assert [file for file in files if not (root / file).is_file()] == []
 
 
+def test_the_set_up_asks_for_a_browser_in_words_that_the_app_understands(root: Path) -> None:
+    found = re.search(r"FIND_CHROMIUM='(.*?)'", (root / ".ci/setup").read_text(), re.DOTALL)
+    assert found is not None
+    for line in found[1].splitlines():
+        if line.startswith(("import ", "from ")):
+            subprocess.run([sys.executable, "-c", line], check=True)
+
+
 def test_a_wrong_browser_variable_stops_the_set_up_before_anything_is_fetched(root: Path) -> None:
     done = subprocess.run(
         [str(root / ".ci/setup")],
