@@ -1,6 +1,6 @@
 """The whole asynchronous loop in one file: a tiny policy learns to click on real pages.
 
-    uv run python examples/spine.py [NUMBER OF UPDATES]
+    python examples/spine.py [NUMBER OF UPDATES]
 
       .---> slots: Chromium, one episode after the other, no barrier ---.
       |        |                                                        |
