@@ -142,13 +142,13 @@ def kept_bytes(limit: int) -> int:
     2,000 trajectories add to a process, 18 MiB are free heap, and the next 10,000 add 2 MiB.
     """
     kept = sys.maxsize
-    for _ in range(200):
+    for _ in range(20):  # a collection takes long where a whole suite has been imported
         gc.collect()
         LIBC.malloc_trim(0)
         kept = private_bytes(os.getpid())
         if kept <= limit:
             break
-        threading.Event().wait(0.05)
+        threading.Event().wait(0.5)
     return kept
 
 
