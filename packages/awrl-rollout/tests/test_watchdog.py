@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -80,3 +81,36 @@ def test_a_waiting_trainer_gets_the_sentence_into_the_log(
         clock.run(main())
     assert "4 of 4 slots are in `navigate` at site x.org for more than 120 s" in caplog.text
     assert "trainer waits for 4 episodes" in caplog.text
+
+
+def test_a_batch_that_was_forgotten_is_named_where_the_next_one_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def workflow(request: EpisodeRequest, context: EpisodeContext) -> EpisodeResult:
+        return EpisodeResult(is_success=True)
+
+    async def main() -> None:
+        manager = StalenessManager(
+            StalenessConfig(max_concurrent=4, consumer_batch_size=4, max_off_policyness=0)
+        )
+        async with (
+            WorkflowExecutor(workflow, num_slots=4, clock=clock) as executor,
+            RolloutController(
+                [LocalWorker(executor)], manager, source=endless_groups(2), clock=clock
+            ) as controller,
+        ):
+            assert "budget of batches" not in controller.describe()
+            await controller.prepare_batch(4)
+            async with asyncio.TaskGroup() as group:
+                waiting = group.create_task(controller.prepare_batch(4))
+                await clock.sleep(200.0)
+                assert not waiting.done()
+                controller.release_budget()
+            assert waiting.result().num_episodes == 4
+
+    clock = VirtualClock()
+    with caplog.at_level(logging.WARNING):
+        clock.run(main())
+    said = [text for text in caplog.messages if "cannot fill yet" in text]
+    assert len(said) == 1
+    assert "the budget of batches 0 waits for advance or release_budget" in said[0]

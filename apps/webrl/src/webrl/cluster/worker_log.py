@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+from webrl.process_log import configure_log
+
 WORKER_LOG = "WEBRL_WORKER_LOG"
 """Environment variable with the file's path; without it the output stays where it is."""
 
@@ -32,9 +34,7 @@ def open_worker_log() -> None:
         os.dup2(descriptor, standard)
     os.close(descriptor)
     faulthandler.enable(file=sys.__stderr__ or sys.stderr)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    configure_log(logging.StreamHandler())
 
 
 def log_tail(path: Path, num_lines: int = LOG_TAIL_LINES) -> str:

@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields
 
 from webrl.embedded.config import TOKEN_VARIABLE, EmbeddedServerConfig
 from webrl.lifeline import end_group_with
+from webrl.process_log import configure_log
 
 _HELP = {
     "model_path": "local folder of the checkpoint",
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.pop("end_with_stdin"):
         end_group_with(starter=True)
     level = str(options.pop("log_level")).upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_log(logging.StreamHandler(), level)
     logger = logging.getLogger("webrl.embedded")
     try:
         token = os.environ.get(TOKEN_VARIABLE) or None

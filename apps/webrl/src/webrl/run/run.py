@@ -30,6 +30,7 @@ from webrl.evaluation.statistics import EvaluationResult
 from webrl.launch import component_configs
 from webrl.launch.system import System, launch, stop_each
 from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
+from webrl.process_log import log_to_file
 from webrl.records.live_view import LiveView
 from webrl.records.metrics import MetricLog
 from webrl.records.run_folder import RunFolders
@@ -335,7 +336,11 @@ def run_training(config: WebRLConfig, *, resume: bool, console: Console) -> int:
         WebRLError: The run could not start, or had to stop.
     """
     folders = RunFolders(Path(config.run_dir).resolve())
-    _log_to_file(folders.root / "run.log", config.logging.level)
+    with log_to_file(folders.root / "run.log", config.logging.level):
+        return _run_logged(config, folders, resume=resume, console=console)
+
+
+def _run_logged(config: WebRLConfig, folders: RunFolders, *, resume: bool, console: Console) -> int:
     log = MetricLog.open(folders.root, config.logging.tracker)
     try:
         with LiveView(console, title=str(config.run_dir)) as view:
@@ -404,16 +409,6 @@ def ensure_policy(config: WebRLConfig, run_dir: Path) -> Path:
     )
     partial.rename(folder)
     return folder
-
-
-def _log_to_file(path: Path, level: str) -> None:
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
-    )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level)
 
 
 def _describe_end(progress: Progress, folders: RunFolders, console: Console) -> None:

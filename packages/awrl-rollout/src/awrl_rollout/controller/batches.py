@@ -199,6 +199,13 @@ class BatchAssembler:
         """Forget batches that were published, skipped or discarded; all when None."""
         self.in_training.difference_update(set(self.in_training) if batches is None else batches)
 
+    def describe_training(self) -> str:
+        """Return which batches hold budget, and what gives it back; nothing when none does."""
+        if not self.in_training:
+            return ""
+        numbers = ", ".join(map(str, sorted(self.in_training)))
+        return f"; the budget of batches {numbers} waits for advance or release_budget"
+
     def _judge(self, group: CompleteGroup) -> GroupResult:
         """Expire the group's members that are too far behind now."""
         stale = [record.episode_id for record in group.records if not self._is_fresh(record)]

@@ -121,6 +121,7 @@ class RolloutController:
         """What ended a loop, and with it the controller."""
         self._is_generation_paused = False
         self._stuck_since_s: float | None = None
+        self._told_stuck_since_s: float | None = None
         self._overrun: tuple[int, float] | None = None
         """Version whose batch waits for old groups, and since when."""
         self._wanted: tuple[int, float] | None = None
@@ -305,6 +306,7 @@ class RolloutController:
             f"are open, {len(self._batches.ready)} are ready; {self._manager.capacity().describe()}"
             + (f"; the next group was refused by {blocked}" if blocked else "")
             + ("; admission is paused" if self._scheduler.is_paused else "")
+            + self._batches.describe_training()
             + (f"; {pool.last_death}" if pool.last_death else "")
         )
 
@@ -489,9 +491,13 @@ class RolloutController:
             return self._batches.take(num_episodes, is_short=True)
         if self._stuck_since_s is None:
             self._stuck_since_s = now_s
-        is_patient = now_s - self._stuck_since_s < self.config.starved_after_s
-        waits_for_update = bool(self._batches.in_training) and bool(self._pool.live)
-        if is_patient or waits_for_update:
+        if now_s - self._stuck_since_s < self.config.starved_after_s:
+            return None
+        if self._batches.in_training and self._pool.live:
+            # Another task may be at the update of such a batch; a caller that forgot one waits too.
+            if self._told_stuck_since_s != self._stuck_since_s:
+                self._told_stuck_since_s = self._stuck_since_s
+                logger.warning("a batch of %d cannot fill yet: %s", num_episodes, self.describe())
             return None
         raise StarvedError(
             f"a batch of {num_episodes} must be able to fill, got nothing running for "
