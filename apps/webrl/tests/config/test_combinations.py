@@ -85,6 +85,24 @@ def test_options_of_the_loss_that_do_not_fit_are_refused(settings: list[str], me
     assert message in problem_of("laptop", *(f"actor.{setting}" for setting in settings))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["actor.dtype=bfloat16"], "actor.dtype must be 'float32' with embedded servers"),
+        (
+            ["inference.backend=sglang", "inference.sglang_args=--tp-size 2"],
+            "got '--tp-size'. Use allocation_mode",
+        ),
+        (["inference.sglang_args=--random-seed=1"], "got '--random-seed'. Use seed."),
+        (["inference.sglang_args=--log-level 'very"], "inference.sglang_args must be words"),
+    ],
+)
+def test_settings_that_no_server_would_start_with_are_refused(
+    settings: list[str], message: str
+) -> None:
+    assert message in problem_of("laptop", *settings)
+
+
 @pytest.mark.requirement("async-switch")
 def test_zero_servers_need_shared_devices() -> None:
     text = problem_of("laptop", "cluster.n_inference_servers=0")

@@ -18,7 +18,8 @@ from typing import Any, Literal, cast
 
 import pytest
 import webrl
-from webrl.config import WebRLConfig, all_keys, load_config
+from webrl.config import WebRLConfig, all_keys, config_warnings, load_config
+from webrl.config.summary import IDLE_KEYS, IdleKeys
 from webrl.errors import ConfigError
 from webrl.launch import component_configs
 from webrl.policy import PolicyProcessor
@@ -52,6 +53,27 @@ BASE = (
     "actor.optimizer.warmup_fraction=0.5",
 )
 """A run in which every part exists, so that every key has something to act on."""
+MODES = {
+    "everything": (),
+    "sglang": ("inference.backend=sglang",),
+    "synchronous": ("cluster.n_inference_servers=0",),
+    "plain": (
+        "cluster.n_gpus_per_node=0",
+        "allocation_mode=embedded[rollout]:d2+fsdp[actor]:d2",
+        "weight_update_mode=disk",
+        "policy.init.num_updates=0",
+        "pixelstore.disk_dir=none",
+        "env.screenshot_format=png",
+        "judge.max_answer_tokens=none",
+        "test_rollout.enabled=false",
+        "actor.use_decoupled_loss=false",
+        "actor.behav_imp_weight_cap=none",
+        "actor.gradient_checkpointing=false",
+        "actor.optimizer.schedule=constant",
+    ),
+    "given": ("policy.path=/p", "actor.loss=cispo"),
+}
+"""Kinds of runs: in each of them other keys decide nothing."""
 TOGETHER = {
     "allocation_mode": (
         "allocation_mode=embedded[rollout]:d1|fsdp[actor]:d1",
@@ -67,13 +89,13 @@ TOGETHER = {
     "cluster.n_gpus_per_node": ("cluster.n_gpus_per_node=0",),
     "env.reset": ("env.reset=new_context",),
     "inference.backend": ("inference.backend=sglang",),
+    "actor.prox_logp_method": ("actor.prox_logp_method=metrics",),
 }
 """Keys that change only together with others, or whose first other value is refused."""
 REFUSED = {
-    "actor.recompute_logprob": "says again what use_decoupled_loss and prox_logp_method say",
     "scheduler.type": "there is one scheduler; published configurations name it",
 }
-"""Keys whose every other value is refused, and why they exist."""
+"""Keys whose every other value is refused in every mode, and why they exist."""
 ELSEWHERE = frozenset(
     {
         "actor.group_advantage_norm",
@@ -131,8 +153,9 @@ def components(config: WebRLConfig) -> list[object]:
         component_configs.train_tasks(config),
         num_slots=1,
         temperature=1.0,
-        is_synchronous=False,
+        is_synchronous=config.is_synchronous,
     )
+    controller = component_configs.controller_config(config)
     publisher = component_configs.publisher_config(
         config, servers, Path("weights"), host="h", run_id="r"
     )
@@ -141,8 +164,9 @@ def components(config: WebRLConfig) -> list[object]:
         worker,
         publisher.snapshots is None,
         component_configs.role_specs(config, 16.0),
-        component_configs.staleness_config(config),
-        component_configs.controller_config(config),
+        (controller.max_fault_share, config.rollout.consumer_batch_size)
+        if config.is_synchronous
+        else (component_configs.staleness_config(config), controller),
         component_configs.test_tasks(config),
         component_configs.task_draw(config),
         component_configs.engine_spec(config, servers, processor),
@@ -182,7 +206,10 @@ def other_values(hint: Any, value: object) -> Iterator[str]:
 def changed(base: tuple[str, ...], key: str) -> WebRLConfig | None:
     """Return a run that differs in one key, None when every other value is refused."""
     if key in TOGETHER:
-        return load((*base, *TOGETHER[key]))
+        try:
+            return load((*base, *TOGETHER[key]))
+        except ConfigError:
+            return None
     value: Any = load(base)
     for name in key.replace("tasks[].", "tasks.").split("."):
         value = value[0] if isinstance(value, tuple) else value
@@ -210,18 +237,54 @@ def _replaced(tasks: str, leaf: str, text: str) -> str:
     return tasks[:start] + ("'miniwob/click-button'" if leaf == "name" else text) + tasks[end:]
 
 
-@pytest.mark.parametrize("key", sorted(set(all_keys()) - REFUSED.keys() - ELSEWHERE))
-def test_another_value_makes_other_parts(base: tuple[str, ...], key: str) -> None:
+def verdict(base: tuple[str, ...], key: str) -> Literal["refused", "acts", "warned", "silent"]:
+    """Return what becomes of another value of a key."""
     other = changed(base, key)
-    assert other is not None, "no other value is allowed"
-    assert components(other) != components(load(base))
+    if other is None or other == load(base):
+        return "refused"
+    if components(other) != components(load(base)):
+        return "acts"
+    said = [text.partition(" ")[0] for text in config_warnings(other) if "no effect" in text]
+    return "warned" if any(key.replace("[]", "").startswith(word) for word in said) else "silent"
 
 
-@pytest.mark.parametrize("key", sorted(REFUSED))
-def test_a_key_without_a_choice_of_its_own_refuses_every_other_value(
-    base: tuple[str, ...], key: str
+@pytest.fixture(scope="module")
+def verdicts(base: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """Return the verdict on every key, by the kind of run."""
+    keys = sorted(set(all_keys()) - ELSEWHERE)
+    modes = {name: (*base[:-1], *settings, base[-1]) for name, settings in MODES.items()}
+    return {name: {key: verdict(settings, key) for key in keys} for name, settings in modes.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_value_makes_other_parts_or_is_refused_or_warned_about(
+    verdicts: dict[str, dict[str, str]], mode: str
 ) -> None:
-    assert changed(base, key) is None
+    assert [key for key, found in verdicts[mode].items() if found == "silent"] == []
+
+
+def test_every_key_acts_in_some_kind_of_run(verdicts: dict[str, dict[str, str]]) -> None:
+    acting = {key for found in verdicts.values() for key in found if found[key] == "acts"}
+    assert set(all_keys()) - ELSEWHERE - acting == REFUSED.keys()
+
+
+IDLE = {
+    "policy.init": "policy.init.lr",
+    "judge": "judge.max_retries",
+}
+"""A key of each section that is idle as a whole."""
+
+
+@pytest.mark.parametrize("row", IDLE_KEYS, ids=lambda row: row.keys[0])
+def test_a_key_that_was_set_in_vain_is_warned_about(base: tuple[str, ...], row: IdleKeys) -> None:
+    tasks = "tasks=['miniwob/click-test']"
+    modes = [(*base[:-1], *settings, base[-1]) for settings in MODES.values()]
+    modes.append((*base[:-1], *MODES["plain"], tasks))
+    settings = next(settings for settings in modes if row.is_idle(load(settings)))
+    for key in row.keys:
+        other = changed(settings, IDLE.get(key, key))
+        assert other is not None
+        assert f"{key} has no effect: {row.reason}." in config_warnings(other)
 
 
 def paths_read(tree: ast.AST) -> Iterator[str]:
@@ -270,7 +333,7 @@ def test_a_key_of_the_same_name_in_another_section_is_another_key() -> None:
 
 
 def test_sglang_is_started_with_the_limits_of_the_configuration() -> None:
-    words = load_config("webgym_48_16").config.inference.sglang_arguments
+    words = load_config("webgym_48_16").config.inference.arguments("sglang")
     assert " ".join(words) == (
         "--context-length 16384 --max-running-requests 48 --mem-fraction-static 0.75"
     )

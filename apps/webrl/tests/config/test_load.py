@@ -65,6 +65,7 @@ def test_overrides_are_typed_and_the_last_one_wins() -> None:
             "time_limit_s=none",
             "run_dir=runs/a b=c",
             "actor.dtype=bfloat16",
+            "inference.backend=sglang",
             "test_rollout.enabled=false",
         ],
     ).config

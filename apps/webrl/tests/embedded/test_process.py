@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from awrl_rollout import GenerateRequest, SGLangClient
+from awrl_rollout import GenerateRequest, ServerRefusedError, SGLangClient
+from webrl.servers.server_actor import InferenceServer, ServerSpec
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -107,6 +108,33 @@ def test_a_server_ends_with_the_process_that_started_it() -> None:
     give_up = time.monotonic() + 60
     while is_alive(pid):
         assert time.monotonic() < give_up, "the orphan lives on"
+
+
+@pytest.mark.slow
+def test_servers_and_lives_draw_differently_and_a_run_draws_the_same_again(
+    policy_path: Path, tmp_path: Path
+) -> None:
+    arguments = ("--context-length", "64", "--max-running-requests", "2")
+    spec = ServerSpec(backend="embedded", model_path=str(policy_path), extra_args=arguments)
+
+    async def draws(index: int, life: int) -> list[tuple[int, ...]]:
+        server = InferenceServer(spec, index, f"server-{index}-{life}", str(tmp_path))
+        try:
+            async with SGLangClient(await server.start(life)) as client:
+                with pytest.raises(ServerRefusedError, match=r"context length \(64 tokens\)"):
+                    await client.generate(GenerateRequest(input_ids=[30] * 64, max_new_tokens=1))
+                request = GenerateRequest(input_ids=[30, 31, 32], max_new_tokens=16)
+                answers = [await client.generate(request) for _ in range(3)]
+            return [tuple(answer.output_ids) for answer in answers]
+        finally:
+            server.stop()
+
+    async def scenario() -> None:
+        first, other, later = await draws(0, 0), await draws(1, 0), await draws(0, 1)
+        assert len({*first, *other, *later}) == 9
+        assert await draws(0, 0) == first
+
+    asyncio.run(scenario())
 
 
 async def is_running(client: SGLangClient) -> bool:

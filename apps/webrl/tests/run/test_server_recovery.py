@@ -26,7 +26,7 @@ class Remote:
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
 
-    def remote(self) -> Coroutine[Any, Any, Any]:
+    def remote(self, *args: object) -> Coroutine[Any, Any, Any]:
         async def answer() -> Any:
             return self._call()
 

@@ -7,12 +7,19 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from webrl.errors import ServerStartError
-from webrl.servers.server_process import ServerProcess, find_free_port
+from webrl.servers.server_actor import ServerSpec
+from webrl.servers.server_process import (
+    ServerProcess,
+    embedded_command,
+    find_free_port,
+    sglang_command,
+)
 
 SERVE = (
     "import http.server,sys;"
@@ -54,6 +61,41 @@ def test_a_healthy_server_is_used_and_stopped(tmp_path: Path) -> None:
     assert not server.is_alive
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_a_server_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = find_free_port("127.0.0.1")
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{find_free_port('127.0.0.1')}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    url = f"http://127.0.0.1:{port}"
+    server = ServerProcess(
+        [sys.executable, "-c", SERVE, str(port)], url=url, log_path=tmp_path / "s.log"
+    )
+    try:
+        server.wait_until_healthy(30.0)
+    finally:
+        server.stop()
+
+
+def test_no_two_lives_of_servers_share_a_seed_and_a_run_draws_the_same_again() -> None:
+    def seeds(run_seed: int, version: int) -> list[int]:
+        spec = ServerSpec(backend="sglang", model_path="p", seeds=(run_seed, version))
+        return [spec.seed(index, life) for index in range(64) for life in range(4)]
+
+    assert seeds(0, 0) == seeds(0, 0)
+    every = [seed for run in (0, 1, 7) for version in (0, 20) for seed in seeds(run, version)]
+    assert len(set(every)) == len(every)
+    assert all(0 <= seed < 2**31 for seed in every)
+
+
+@pytest.mark.parametrize("command", [embedded_command, sglang_command])
+def test_a_server_is_told_its_seed(command: Callable[..., list[str]]) -> None:
+    words = command("policy", "127.0.0.1", 1, seed=77, extra_args=("--dtype", "float32"))
+    assert words[[word.endswith("seed") for word in words].index(True) + 1] == "77"
 
 
 def test_children_of_a_killed_server_end_with_it(tmp_path: Path) -> None:

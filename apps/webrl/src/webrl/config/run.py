@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from webrl.allocation import Allocation, Role, parse_allocation
 from webrl.config.published import proximal_problems, server_problems
-from webrl.config.rules import Count, Natural, Positive, Section, Text
+from webrl.config.rules import Count, Natural, Positive, Section, Text, breach
 from webrl.config.sections import (
     ActorSection,
     CheckpointSection,
@@ -95,6 +95,7 @@ class WebRLConfig(Section):
         return [
             *server_problems(self.cluster.n_inference_servers, rollout.dims.d, is_shared=is_shared),
             *_device_problems(self, allocation),
+            *_dtype_problems(self),
             *_batch_problems(self, actor.dims.d),
         ]
 
@@ -196,6 +197,15 @@ def _device_problems(config: WebRLConfig, allocation: Allocation) -> list[Proble
         f"allocation_mode + {test} by test_rollout.n_gpus). Shrink a role or raise cluster.n_nodes."
     )
     return [Problem(key="allocation_mode", message=message)]
+
+
+def _dtype_problems(config: WebRLConfig) -> list[Problem]:
+    """Embedded servers hold and take weights in float32."""
+    if config.inference_backend != "embedded" or config.actor.dtype == "float32":
+        return []
+    rule = "'float32' with embedded servers"
+    remedy = "Set it, or inference.backend to 'sglang'."
+    return [breach("actor.dtype", rule, config.actor.dtype, remedy)]
 
 
 def _batch_problems(config: WebRLConfig, num_ranks: int) -> list[Problem]:

@@ -35,6 +35,22 @@ BYTES_PER_PIXEL = {"jpeg": 0.2, "png": 1.0}
 """Upper end of what busy pages take: 150 KB for a JPEG of 1280 x 720, five times that for a PNG."""
 SCREENSHOT_FLOOR_BYTES = 2048
 """Headers and tables of the smallest encoded picture, with some room."""
+SGLANG_FLAGS_OF_A_RUN = {
+    "--model": "policy.path",
+    "--model-path": "policy.path",
+    "--dtype": "actor.dtype",
+    "--host": "inference.base_port; the address follows from the machines",
+    "--port": "inference.base_port",
+    "--random-seed": "seed",
+    "--context-length": "inference.context_length",
+    "--max-running-requests": "inference.max_running_requests",
+    "--mem-fraction-static": "inference.mem_fraction_static",
+    "--tp": "allocation_mode; a server has one device",
+    "--tp-size": "allocation_mode; a server has one device",
+    "--tensor-parallel-size": "allocation_mode; a server has one device",
+    "--api-key": "nothing: runs over several machines have a token of their own",
+}
+"""Arguments of SGLang that a run decides, and the key to use instead."""
 ENVIRONMENT_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 """Capitals only: a key that was pasted in place of the name by mistake is no such name."""
 
@@ -415,31 +431,44 @@ class InferenceSection(Section):
     num_threads: Annotated[Count, "Use 1 on a small machine."] = 1
     """Threads of one `embedded` server on a CPU."""
     max_running_requests: Annotated[Count, "Typical value: 48."] = 48
-    """Requests that one `sglang` server decodes at one moment."""
+    """Requests that one server decodes at one moment."""
     context_length: Annotated[Count, "Typical value: 16384."] = 16384
-    """Longest prompt with its answer, in tokens; `max_new_tokens` must be below it."""
+    """Longest prompt with its answer, in tokens; `max_new_tokens` must be below it. An `embedded`
+    server takes the policy's own limit where that is less."""
     mem_fraction_static: Annotated[float, Meta(gt=0, lt=1), "Typical value: 0.75."] = 0.75
     """Share of the GPU that an `sglang` server takes for weights and KV cache."""
     sglang_args: str = ""
     """Further arguments of an `sglang` server, as on a command line: `--disable-cuda-graph`."""
 
     def contradictions(self) -> list[Problem]:
-        """A port is one that anybody may open."""
-        if self.base_port == 0 or 1024 <= self.base_port <= 65000:
-            return []
-        rule = "0 or between 1024 and 65000"
-        return [breach("base_port", rule, self.base_port, "Use 0 for any.")]
+        """A port is one that anybody may open; arguments are words, and none that the run sets."""
+        problems: list[Problem] = []
+        if self.base_port != 0 and not 1024 <= self.base_port <= 65000:
+            rule = "0 or between 1024 and 65000"
+            problems.append(breach("base_port", rule, self.base_port, "Use 0 for any."))
+        try:
+            flags = [word.partition("=")[0] for word in shlex.split(self.sglang_args)]
+        except ValueError as error:
+            rule = "words as on a command line"
+            problems.append(breach("sglang_args", rule, self.sglang_args, f"{error}: fix it."))
+            return problems
+        taken = [flag for flag in flags if flag in SGLANG_FLAGS_OF_A_RUN]
+        if taken:
+            rule = "without arguments that the run sets itself"
+            remedy = f"Use {SGLANG_FLAGS_OF_A_RUN[taken[0]]}."
+            problems.append(breach("sglang_args", rule, taken[0], remedy))
+        return problems
 
-    @property
-    def sglang_arguments(self) -> tuple[str, ...]:
-        """What an `sglang` server is started with, beyond policy, address and port."""
-        values = {
+    def arguments(self, backend: str) -> tuple[str, ...]:
+        """Return what a server is started with, beyond policy, address, port, seed and dtype."""
+        values: dict[str, float] = {
             "--context-length": self.context_length,
             "--max-running-requests": self.max_running_requests,
-            "--mem-fraction-static": self.mem_fraction_static,
         }
-        words = (word for flag, value in values.items() for word in (flag, str(value)))
-        return (*words, *shlex.split(self.sglang_args))
+        if backend == "sglang":
+            values["--mem-fraction-static"] = self.mem_fraction_static
+        words = [word for flag, value in values.items() for word in (flag, str(value))]
+        return (*words, *(shlex.split(self.sglang_args) if backend == "sglang" else ()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

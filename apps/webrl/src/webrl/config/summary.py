@@ -2,10 +2,95 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
 from webrl.allocation import Role
 from webrl.config.published import PROXIMAL_CHOICES, SERVER_CHOICES
 from webrl.config.run import WebRLConfig
-from webrl.config.sections import EnvSection, PolicyInitSection
+
+
+class IdleKeys(NamedTuple):
+    """Keys that decide nothing in one kind of run."""
+
+    keys: tuple[str, ...]
+    """Dotted names of keys or of whole sections."""
+    is_idle: Callable[[WebRLConfig], bool]
+    """Whether a run is of that kind."""
+    reason: str
+    """Why they decide nothing there."""
+
+
+IDLE_KEYS: tuple[IdleKeys, ...] = (
+    IdleKeys(
+        ("rollout.max_concurrent_rollouts", "rollout.on_overrun"),
+        lambda c: c.is_synchronous,
+        "the run is synchronous (cluster.n_inference_servers = 0), its slots are all that bounds it",
+    ),
+    IdleKeys(
+        ("inference.mem_fraction_static", "inference.sglang_args"),
+        lambda c: c.inference_backend == "embedded",
+        "the servers are embedded",
+    ),
+    IdleKeys(("actor.kl_estimator",), lambda c: c.actor.kl_ctl == 0, "actor.kl_ctl is 0"),
+    IdleKeys(
+        ("actor.checkpointed_block_share",),
+        lambda c: not c.actor.gradient_checkpointing,
+        "actor.gradient_checkpointing is false",
+    ),
+    IdleKeys(
+        ("actor.optimizer.min_lr_ratio",),
+        lambda c: c.actor.optimizer.schedule == "constant",
+        "actor.optimizer.schedule is 'constant'",
+    ),
+    IdleKeys(
+        ("actor.publish_bucket_bytes", "actor.overlap_publish"),
+        lambda c: c.weight_update_mode == "disk",
+        "weight_update_mode is 'disk'",
+    ),
+    IdleKeys(
+        ("pixelstore.max_disk_bytes",),
+        lambda c: c.pixelstore.disk_dir is None,
+        "pixelstore.disk_dir is unset",
+    ),
+    IdleKeys(("policy.init",), lambda c: c.policy.path is not None, "policy.path is set"),
+    IdleKeys(
+        ("policy.init.batch_size", "policy.init.lr"),
+        lambda c: c.policy.path is None and c.policy.init.num_updates == 0,
+        "policy.init.num_updates is 0",
+    ),
+    IdleKeys(
+        ("judge",),
+        lambda c: not any(task.is_judged for task in c.tasks),
+        "no task has a rubric (webgym:PATH)",
+    ),
+    IdleKeys(
+        ("judge.token_limit_field",),
+        lambda c: c.judge.max_answer_tokens is None,
+        "judge.max_answer_tokens is unset",
+    ),
+    IdleKeys(
+        ("env.jpeg_quality",),
+        lambda c: c.env.screenshot_format != "jpeg",
+        "env.screenshot_format is 'png'",
+    ),
+    IdleKeys(
+        ("env.page_latency_cv",), lambda c: c.env.page_latency_s == 0, "env.page_latency_s is 0"
+    ),
+    IdleKeys(
+        (
+            "test_rollout.n_gpus",
+            "test_rollout.num_seeds",
+            "test_rollout.num_final_seeds",
+            "test_rollout.interval_s",
+        ),
+        lambda c: not c.test_rollout.enabled,
+        "test_rollout.enabled is false",
+    ),
+)
+"""What is said at the start of a run about keys that were set in vain. Such a key is not refused,
+since one switch of a published configuration (`cluster.n_inference_servers = 0`) idles several."""
 
 
 def describe_plan(config: WebRLConfig) -> str:
@@ -121,27 +206,16 @@ def _effect_warnings(config: WebRLConfig) -> list[str]:
             f"rollout.max_head_offpolicyness = {eta} has no effect: the run is synchronous "
             "(cluster.n_inference_servers = 0), so nothing is stale."
         )
+    warnings += _idle_warnings(config)
     if not config.is_synchronous and config.allocation.shares_devices("rollout", "actor"):
         warnings.append(
             f"allocation_mode = {config.allocation_mode!r}: servers and trainer share devices and "
             "slow each other; weights are published over gloo. Meant for development."
         )
-    if config.judge.url is not None and not any(task.is_judged for task in config.tasks):
-        warnings.append("judge has no effect: no task has a rubric (webgym:PATH).")
     if config.env.action_mode == "set_of_marks" and config.policy.path is None:
         warnings.append(
             "env.action_mode = 'set_of_marks': the tiny policy was warmed up on positions, its clicks "
             "are invalid here. Set policy.path."
-        )
-    if config.policy.path is not None and config.policy.init != PolicyInitSection():
-        warnings.append("policy.init has no effect: policy.path is set.")
-    if (
-        config.env.screenshot_format != "jpeg"
-        and config.env.jpeg_quality != EnvSection().jpeg_quality
-    ):
-        warnings.append(
-            f"env.jpeg_quality has no effect with env.screenshot_format = "
-            f"{config.env.screenshot_format!r}."
         )
     if config.gconfig.top_p < 1:
         warnings.append(
@@ -154,3 +228,33 @@ def _effect_warnings(config: WebRLConfig) -> list[str]:
             f"total_steps = {config.total_steps}: only the last update is saved."
         )
     return warnings
+
+
+def _idle_warnings(config: WebRLConfig) -> list[str]:
+    """Return one sentence for each key that was set and decides nothing in this run."""
+    warnings = [
+        f"{key} has no effect: {row.reason}."
+        for row in IDLE_KEYS
+        if row.is_idle(config)
+        for key in row.keys
+        if not _is_standard(config, key)
+    ]
+    drawn = [task for task in config.tasks if task.split != "test"]
+    for task in config.tasks:
+        if task.split == "train" and task.test_max_steps is not None:
+            warnings.append(
+                f"tasks.test_max_steps of {task.name!r} has no effect: split = 'train'."
+            )
+        if task.weight != 1 and (task.split == "test" or len(drawn) == 1):
+            rule = "split = 'test'" if task.split == "test" else "it is drawn alone"
+            warnings.append(f"tasks.weight of {task.name!r} has no effect: {rule}.")
+    return warnings
+
+
+def _is_standard(config: WebRLConfig, key: str) -> bool:
+    """Return whether a key of a section, or a whole section, holds what it does when unset."""
+    name, *rest = key.split(".")
+    section = getattr(config, name)
+    return functools.reduce(getattr, rest, section) == functools.reduce(
+        getattr, rest, type(section)()
+    )

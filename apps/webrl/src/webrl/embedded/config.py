@@ -38,7 +38,7 @@ class EmbeddedServerConfig:
     max_prefill_tokens: int = 16384
     """Padded tokens of one prefill forward; bounds its memory and how long an abort waits."""
     context_length: int | None = None
-    """Longest prompt plus answer, in tokens; the model's own limit when `None`."""
+    """Longest prompt plus answer, in tokens; the model's own limit when `None`, or where it is less."""
     prompt_cache_bytes: int = 2**29
     """Bytes of prefilled prompts kept for siblings; 0 shares within one step only."""
     image_cache_bytes: int = 2**28

@@ -197,11 +197,12 @@ def load_runner(config: EmbeddedServerConfig) -> ModelRunner:
     text_config = model.config.get_text_config()
     eos = model.generation_config.eos_token_id if model.generation_config else None
     ids = {processor.eos_token_id, *(eos if isinstance(eos, list) else [eos])}
+    longest = int(text_config.max_position_embeddings)
     return ModelRunner(
         model,
         processor,
         eos_token_ids=frozenset(int(token) for token in ids if token is not None),
         vocab_size=int(text_config.vocab_size),
-        context_length=config.context_length or int(text_config.max_position_embeddings),
+        context_length=min(config.context_length or longest, longest),
         image_cache_bytes=config.image_cache_bytes,
     )

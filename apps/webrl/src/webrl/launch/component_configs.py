@@ -201,9 +201,13 @@ def worker_spec(
 
 
 def server_spec(
-    config: WebRLConfig, policy_path: str, network: NetworkConfig = LOCAL
+    config: WebRLConfig, policy_path: str, network: NetworkConfig = LOCAL, *, version: int = 0
 ) -> ServerSpec:
-    """Return how an inference server is started."""
+    """Return how an inference server is started.
+
+    Args:
+        version: Weight version that the run goes on from.
+    """
     return ServerSpec(
         backend=config.inference_backend,
         model_path=policy_path,
@@ -211,7 +215,12 @@ def server_spec(
         num_threads=config.inference.num_threads,
         start_timeout_s=config.scheduler.startup_timeout_s,
         base_port=config.inference.base_port,
-        extra_args=("--dtype", config.actor.dtype, *config.inference.sglang_arguments),
+        extra_args=(
+            "--dtype",
+            config.actor.dtype,
+            *config.inference.arguments(config.inference_backend),
+        ),
+        seeds=(config.seed, version),
     )
 
 

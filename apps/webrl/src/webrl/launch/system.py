@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -86,6 +87,8 @@ class System:
         default_factory=list[WorkerHandle[InferenceServer]]
     )
     """Supervisors of the servers of the role `test-rollout`."""
+    num_restarts: Counter[str] = field(default_factory=Counter[str])
+    """Restarts of each server, by its supervisor's name."""
     evaluation_urls: list[str] = field(default_factory=list[str])
     """Their addresses, in order."""
 
@@ -163,12 +166,14 @@ class System:
         self, server: WorkerHandle[InferenceServer]
     ) -> tuple[WorkerHandle[InferenceServer], str]:
         deadline_s = self.start_timeout_s
+        self.num_restarts[server.name] += 1
+        life = self.num_restarts[server.name]
         try:
-            return server, await call_worker(server, deadline_s, InferenceServer.start)
+            return server, await call_worker(server, deadline_s, InferenceServer.start, life)
         except WorkerLostError:
             self.scheduler.forget(server)
             server = self._create_server(server.role, server.rank)
-            return server, await call_worker(server, deadline_s, InferenceServer.start)
+            return server, await call_worker(server, deadline_s, InferenceServer.start, life)
 
 
 async def death_of(server: WorkerHandle[InferenceServer], deadline_s: float) -> str | None:
@@ -181,7 +186,7 @@ async def death_of(server: WorkerHandle[InferenceServer], deadline_s: float) -> 
 
 @asynccontextmanager
 async def launch(
-    config: WebRLConfig, policy_path: str, log_dir: Path, run_id: str
+    config: WebRLConfig, policy_path: str, log_dir: Path, run_id: str, *, version: int = 0
 ) -> AsyncGenerator[System]:
     """Start PixelStore, servers and ranks, all at version 0; workers come later.
 
@@ -189,6 +194,7 @@ async def launch(
         policy_path: Checkpoint that training started from.
         log_dir: Folder of the logs of servers and workers.
         run_id: Names the PixelStore.
+        version: Weight version that the run goes on from.
 
     Yields:
         The started system.
@@ -218,7 +224,9 @@ async def launch(
             scheduler=scheduler,
             pixels=pixels,
             processor=processor,
-            server_spec=component_configs.server_spec(config, policy_path, network),
+            server_spec=component_configs.server_spec(
+                config, policy_path, network, version=version
+            ),
             start_timeout_s=deadline_s,
             log_dir=log_dir,
         )

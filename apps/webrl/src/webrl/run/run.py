@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
 import torch
@@ -111,9 +111,7 @@ class Run:
         config = self._config
         async with AsyncExitStack() as stack:
             self._view.note("starting servers, trainer and browsers")
-            system = await stack.enter_async_context(
-                launch(config, str(self._policy_path), self._folders.logs, self._run_id)
-            )
+            system = await stack.enter_async_context(self._launch())
             stream = TaskStream(
                 component_configs.task_draw(config),
                 num_seeds=config.env.num_train_seeds,
@@ -157,6 +155,16 @@ class Run:
                 self._view.note(f"evaluating version {progress.version} on the final seeds")
                 await evaluation.evaluate_last(progress.version)
             return progress
+
+    def _launch(self) -> AbstractAsyncContextManager[System]:
+        path = latest_complete_checkpoint(self._folders.state) if self._is_resumed else None
+        return launch(
+            self._config,
+            str(self._policy_path),
+            self._folders.logs,
+            self._run_id,
+            version=0 if path is None else int(path.name.rpartition("_")[2]),
+        )
 
     def _recorder(self, system: System, ranks: TrainerRanks, stream: TaskStream) -> Recorder:
         return Recorder(

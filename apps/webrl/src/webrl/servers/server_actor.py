@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from awrl_rollout import GenerateRequest, RolloutError, SGLangClientConfig
 from PIL import Image
 
@@ -47,7 +48,16 @@ class ServerSpec:
     base_port: int = 0
     """Port of the first server of the run, the others follow; 0 lets the system choose."""
     extra_args: tuple[str, ...] = ()
-    """Further arguments of an SGLang server."""
+    """Further arguments of its program."""
+    seeds: tuple[int, ...] = (0,)
+    """What all draws of a server follow from, together with its number and its life: the run's seed,
+    and the version that the run went on from."""
+
+    def seed(self, index: int, life: int) -> int:
+        """Return the seed of server `index` in its `life`-th life: no two of a run are equal."""
+        sequence = np.random.SeedSequence((*self.seeds, index, life))
+        # SGLang seeds NumPy with it, which takes 32 bits; a sign is no part of it.
+        return int(sequence.generate_state(1)[0] >> 1)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -82,8 +92,11 @@ class InferenceServer:
         self._log_path = Path(log_dir) / f"{name}.log"
         self._process: ServerProcess | None = None
 
-    async def start(self) -> str:
+    async def start(self, life: int = 0) -> str:
         """Start (or restart) the server and return its base URL once it has answered a request.
+
+        Args:
+            life: How often it was started before; another life draws other tokens.
 
         Raises:
             ServerStartError: It ended or was not healthy in time; the log's tail is attached.
@@ -93,7 +106,7 @@ class InferenceServer:
             spec = self._spec
             host = spec.network.host()
             port = spec.base_port + self._index if spec.base_port else find_free_port(host)
-            command, environment = await asyncio.to_thread(self._launch, host, port)
+            command, environment = await asyncio.to_thread(self._launch, host, port, life)
             self._process = ServerProcess(
                 command,
                 url=f"http://{host}:{port}",
@@ -112,17 +125,20 @@ class InferenceServer:
                 return self._process.url
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _launch(self, host: str, port: int) -> tuple[list[str], dict[str, str]]:
+    def _launch(self, host: str, port: int, life: int) -> tuple[list[str], dict[str, str]]:
         """Return command line and environment of the server."""
         spec = self._spec
+        seed = spec.seed(self._index, life)
         if spec.backend == "embedded":
-            command = embedded_command(spec.model_path, host, port, spec.num_threads)
+            arguments = (*spec.extra_args, "--num-threads", str(spec.num_threads))
+            command = embedded_command(spec.model_path, host, port, seed=seed, extra_args=arguments)
             return command, spec.environment
         arguments, environment = spec.extra_args, spec.environment
         if not has_gpu_driver():
             arguments += CPU_ARGUMENTS
             environment |= build_cpu_shims(self._log_path.parent / "sglang-cpu")
-        return sglang_command(spec.model_path, host, port, arguments), environment
+        command = sglang_command(spec.model_path, host, port, seed=seed, extra_args=arguments)
+        return command, environment
 
     async def check(self) -> str | None:
         """Return None while the server runs, else a description of its death."""

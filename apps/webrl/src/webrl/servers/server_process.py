@@ -28,6 +28,9 @@ HEALTH_POLL_S = 0.1
 STOP_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL."""
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens addresses itself: a proxy of the environment knows nothing of a run's own servers."""
+
 
 def find_free_port(host: str) -> int:
     """Return a port that was free a moment ago on `host`."""
@@ -36,7 +39,9 @@ def find_free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def embedded_command(model_path: str, host: str, port: int, num_threads: int) -> list[str]:
+def embedded_command(
+    model_path: str, host: str, port: int, *, seed: int, extra_args: Sequence[str] = ()
+) -> list[str]:
     """Return the command line of the embedded server."""
     return [
         sys.executable,
@@ -48,14 +53,15 @@ def embedded_command(model_path: str, host: str, port: int, num_threads: int) ->
         host,
         "--port",
         str(port),
-        "--num-threads",
-        str(num_threads),
+        "--seed",
+        str(seed),
         "--end-with-stdin",
+        *extra_args,
     ]
 
 
 def sglang_command(
-    model_path: str, host: str, port: int, extra_args: Sequence[str] = ()
+    model_path: str, host: str, port: int, *, seed: int, extra_args: Sequence[str] = ()
 ) -> list[str]:
     """Return the command line of a real SGLang server (one GPU, tp 1)."""
     return [
@@ -69,6 +75,8 @@ def sglang_command(
         "--port",
         str(port),
         "--skip-server-warmup",
+        "--random-seed",
+        str(seed),
         *extra_args,
     ]
 
@@ -147,7 +155,7 @@ class ServerProcess:
     def _answers(self) -> bool:
         request = urllib.request.Request(f"{self.url}/health", headers=self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=2.0) as reply:
+            with _DIRECT.open(request, timeout=2.0) as reply:
                 return reply.status == 200
         except (urllib.error.URLError, OSError):
             return False
