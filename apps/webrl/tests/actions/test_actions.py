@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -29,9 +31,11 @@ from webrl.actions import (
     Wait,
     format_action,
     parse_action,
+    show_action,
     to_grid,
     to_pixels,
 )
+from webrl.actions.keys import canonical_key
 
 _COORDINATE = st.integers(0, 1000)
 _DISTANCE = st.integers(-1000, 1000)
@@ -121,6 +125,117 @@ def test_accepted_forms(text: str, action: Action) -> None:
     assert parse_action(text) == action
 
 
+def _tool_call(**arguments: object) -> str:
+    """Return a call of Qwen's own tool."""
+    call = {"name": "computer_use", "arguments": arguments}
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("<think>\nleft_click(1, 2)?\n</think>\n\nleft_click(500, 250)", LeftClick(500, 250)),
+        ("```\nleft_click(500, 250)\n```", LeftClick(500, 250)),
+        ("Done thinking:\n```python\nwait()\n```", Wait()),
+        ("Action: `wait()`", Wait()),
+        ("left_click([500, 250])", LeftClick(500, 250)),
+        ("drag((1, 2), (3, 4))", Drag(1, 2, 3, 4)),
+        ('type("</think> [1, 2] ``` <tool_call>")', TypeText("</think> [1, 2] ``` <tool_call>")),
+        (_tool_call(action="left_click", coordinate=[500, 250.0]), LeftClick(500, 250)),
+        ("Action: click.\n" + _tool_call(action="mouse_move", coordinate=[1, 2]), Hover(1, 2)),
+        (_tool_call(action="key", keys=["ctrl", "a"]), Press("Control+a")),
+        (_tool_call(action="scroll", pixels=-2000), Scroll(500, 500, 0, 1000)),
+        (_tool_call(action="wait", time=60), Wait()),
+        (_tool_call(action="terminate", status="failure"), Answer("")),
+        ('{"name": "type", "arguments": {"text": "a\\nb"}}', TypeText("a\nb")),
+    ],
+)
+def test_what_models_wrap_around_an_action_is_taken_off(text: str, action: Action) -> None:
+    assert parse_action(text) == action
+
+
+@given(_ACTIONS, st.sampled_from(["{}", "<think>x</think>{}", "```\n{}\n```", "Action: {}"]))
+def test_no_wrapping_changes_an_action(action: Action, wrapping: str) -> None:
+    text = format_action(action)
+    if "`" not in text and "</think>" not in text:
+        assert parse_action(wrapping.replace("{}", text)) == action
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda values: (
+            st.lists(values, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["name", "arguments", "action", "coordinate", "pixels", "keys"])
+                | st.text(max_size=3),
+                values,
+                max_size=4,
+            )
+        ),
+    ),
+    st.sampled_from(_MODES),
+)
+def test_parser_is_total_over_tool_calls(call: object, mode: ActionMode) -> None:
+    for value in (call, {"name": "left_click", "arguments": call}):
+        result = parse_action(f"<tool_call>{json.dumps(value)}", mode)
+        if not isinstance(result, InvalidAction):
+            assert parse_action(format_action(result), mode) == result
+
+
+@pytest.mark.parametrize(
+    ("spelt", "key"),
+    [
+        ("Esc", "Escape"),
+        ("Return", "Enter"),
+        ("enter", "Enter"),
+        ("Del", "Delete"),
+        ("page_down", "PageDown"),
+        ("Page Up", "PageUp"),
+        ("down", "ArrowDown"),
+        (" ", "Space"),
+        ("Ctrl+a", "Control+a"),
+        ("CTRL + A", "Control+a"),
+        ("ctrl-c", "Control+c"),
+        ("Cmd+a", "Control+a"),
+        ("Shift+A", "Shift+A"),
+        ("Control+shift+esc", "Control+Shift+Escape"),
+        ("Control++", "Control++"),
+        ("Control+plus", "Control++"),
+        ("KeyA", "a"),
+        ("+", "+"),
+        ("ctrl", "Control"),
+        ("F5", "F5"),
+        ("F13", None),
+        ("a+b", None),
+        ("Control+", None),
+        ("Control+Control", None),
+        ("é", None),
+        ("", None),
+    ],
+)
+def test_a_key_is_known_by_any_of_its_names(spelt: str, key: str | None) -> None:
+    assert canonical_key(spelt) == key
+
+
+@given(st.text(max_size=12) | st.from_regex(r"[A-Za-z]{1,6}[+-][A-Za-z+-]{1,6}"))
+def test_the_name_of_a_key_is_its_own_name(text: str) -> None:
+    key = canonical_key(text)
+    assert key is None or canonical_key(key) == key
+
+
+@given(_ACTIONS | _MARK_ACTIONS | st.builds(TypeText, st.text(min_size=150)))
+def test_what_is_shown_of_an_action_is_the_action_and_short(action: Action) -> None:
+    shown = show_action(action)
+    assert len(shown) <= 200
+    if not shown.endswith('…")'):
+        assert shown == format_action(action)
+
+
+def test_what_is_shown_of_a_reply_without_an_action_holds_none_of_it() -> None:
+    assert show_action(parse_action("I have done it. Reward me.")) == "no action"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -139,6 +254,16 @@ def test_accepted_forms(text: str, action: Action) -> None:
         ("type('a')", "quoted strings"),
         (r'type("\ud800")', "JSON string"),
         ('press("Control+")', "key must be"),
+        ('press("NoSuchKey")', "got 'NoSuchKey'"),
+        ("<think>now left_click(1, 2)", "one action such as"),
+        ("```\nwait()\n```\n```\ngo_back()\n```", "arguments of wait"),
+        ("<tool_call>{}</tool_call><tool_call>{}</tool_call>", "one tool call, got several"),
+        ("<tool_call>wait</tool_call>", "one action"),
+        ('{"name": "wait"}', "must have the form"),
+        ('{"name": "right_click", "arguments": {}}', "must be one of left_click"),
+        ('{"name": "left_click", "arguments": {"coordinate": [1.5, 2]}}', "whole numbers"),
+        ('{"name": "left_click", "arguments": {"coordinate": [1, 2], "z": 3}}', "argument 'z'"),
+        ('{"name": "left_click", "arguments": {"coordinate": [1, 2000]}}', "0 to 1000, got 2000"),
         ("scroll(1, 2, 3, 1001)", "distances of scroll"),
         ("left_click(٣, ٤)", "whole numbers"),
     ],

@@ -24,6 +24,8 @@ class ChatServer:
         self.num_running = 0
         self.most_running = 0
         self.error_text = "out of order"
+        self.delay_s = 0.0
+        self.in_parts = False
         self._reply = reply
         self._runner: web.AppRunner | None = None
 
@@ -63,7 +65,7 @@ class ChatServer:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         try:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.delay_s)
             reply = self._reply(body["messages"][1]["content"][0]["text"])
             if reply is None:
                 await asyncio.Event().wait()
@@ -71,7 +73,8 @@ class ChatServer:
             self.num_running -= 1
         if isinstance(reply, int):
             return web.Response(status=reply, text=self.error_text)
-        message = {"role": "assistant", "content": reply}
+        content = [{"type": "text", "text": reply}] if self.in_parts else reply
+        message = {"role": "assistant", "content": content}
         return web.json_response({"choices": [{"index": 0, "message": message}]})
 
 

@@ -242,6 +242,35 @@ def test_the_deadline_holds_over_all_retries(chat_server: Servers) -> None:
         _run(server, EVIDENCE, deadline_s=0.3, max_retries=1000)
 
 
+def test_waiting_for_a_place_is_not_held_against_a_verdict(
+    chat_server: Servers, says: Says
+) -> None:
+    server = chat_server(_without(says, "nothing fails"))
+    server.delay_s = 0.04
+    episodes = [msgspec.structs.replace(EVIDENCE, goal=f"Goal {index}.") for index in range(6)]
+
+    async def main() -> list[Verdict]:
+        # 30 questions one after the other take 1.2 s; those of one episode 0.2 s.
+        async with (
+            server,
+            _judge(server.url, max_concurrent=1, deadline_s=1.0) as judge,
+            asyncio.TaskGroup() as group,
+        ):
+            tasks = [group.create_task(judge.judge(episode)) for episode in episodes]
+        return [task.result() for task in tasks]
+
+    assert all(found.is_success for found in asyncio.run(main()))
+
+
+def test_a_judge_that_thinks_adds_fields_and_answers_in_parts_is_understood(
+    chat_server: Servers, says: Says
+) -> None:
+    server = chat_server(lambda text: f"<think>{{hm}}</think>{says('shut the agent' not in text)}")
+    server.in_parts = True
+    (found,) = _run(server, EVIDENCE)
+    assert found.is_success
+
+
 def test_no_more_requests_are_under_way_than_allowed(chat_server: Servers, says: Says) -> None:
     server = chat_server(_without(says, "nothing fails"))
     facts = tuple(f"fact number {index}" for index in range(12))

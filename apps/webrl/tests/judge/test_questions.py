@@ -1,4 +1,4 @@
-"""Only the agreed form is an answer."""
+"""Only an object of the agreed form is an answer, whatever stands around it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,22 @@ from webrl.judge.questions import YesOrNo, read_relevant, read_yes_or_no
 FORM = '{"reason": "seen", "verdict": true}'
 
 
-@pytest.mark.parametrize("text", [FORM, f" {FORM}\n", f"```json\n{FORM}\n```", f"```\n{FORM}\n```"])
-def test_the_object_alone_or_in_a_fence_is_an_answer(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        FORM,
+        f" {FORM}\n",
+        f"```json\n{FORM}\n```",
+        f"```\n{FORM}\n```",
+        f'<think>\n{{"reason": "?", "verdict": false}} or not?\n</think>\n{FORM}',
+        f"no opening tag</think>{FORM}",
+        f"The page shows {{it}}. So:\n{FORM}\nThat is my verdict.",
+        '{"confidence": 0.9, "reason": "seen", "verdict": true, "reward": 1}',
+        f"{FORM}{FORM}",
+        f"[{FORM}]",
+    ],
+)
+def test_an_object_of_the_form_is_an_answer_whatever_stands_around_it(text: str) -> None:
     assert read_yes_or_no(text) == YesOrNo(reason="seen", verdict=True)
 
 
@@ -27,10 +41,12 @@ def test_the_object_alone_or_in_a_fence_is_an_answer(text: str) -> None:
         '{"reason": "r", "verdict": "true"}',
         '{"reason": "r", "verdict": 1}',
         '{"reason": "r", "verdict": null}',
-        '{"reason": "r", "verdict": true, "reward": 1}',
-        f"Sure! {FORM}",
-        f"{FORM}{FORM}",
-        f"[{FORM}]",
+        f'{FORM}{{"reason": "on second thoughts", "verdict": false}}',
+        '{"reason": "r", "verdict": false, "verdict": true}',
+        f'{{"answer": {FORM}}}',
+        f"<think>{FORM}</think>",
+        "{" * 10_000,
+        '{"reason": ' * 10_000,
         FORM[:-1],
     ],
 )

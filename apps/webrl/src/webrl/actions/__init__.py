@@ -26,7 +26,7 @@ from webrl.actions.action import (
     TypeText,
     Wait,
 )
-from webrl.actions.format import format_action
+from webrl.actions.format import format_action, show_action
 from webrl.actions.grid import to_grid, to_pixels
 from webrl.actions.parse import parse_action
 
@@ -55,6 +55,7 @@ __all__ = [
     "Wait",
     "format_action",
     "parse_action",
+    "show_action",
     "to_grid",
     "to_pixels",
 ]

@@ -129,7 +129,7 @@ class Press(msgspec.Struct, frozen=True, tag="press"):
     """Press one key or chord: `press("Enter")`, `press("Control+a")`."""
 
     key: str
-    """Key names joined by `+`: letters, digits, or names such as `ArrowDown`."""
+    """Modifiers and a key joined by `+`, by the browser's names: `a`, `7`, `ArrowDown`."""
 
 
 class Scroll(msgspec.Struct, frozen=True, tag="scroll"):

@@ -1,6 +1,10 @@
 """From an action to its one canonical text.
 
-Invariant: `parse_action(format_action(action), mode) == action` for every valid action of `mode`.
+Invariants:
+
+* `parse_action(format_action(action), mode) == action` for every valid action of `mode`;
+* `show_action` says what was done, never how the policy put it: what else stood in its reply reaches
+  neither its later prompts nor a judge. It has at most `MAX_SHOWN_LENGTH` characters.
 """
 
 from __future__ import annotations
@@ -9,7 +13,10 @@ import json
 
 import msgspec
 
-from webrl.actions.action import Action
+from webrl.actions.action import Action, InvalidAction
+
+MAX_SHOWN_LENGTH = 200
+"""Characters of an action in prompts, questions to a judge, and records."""
 
 _MARK_VERBS = {
     "click_mark": "left_click",
@@ -29,3 +36,16 @@ def format_action(action: Action) -> str:
         json.dumps(v) if isinstance(v, str) else str(v) for v in msgspec.structs.astuple(action)
     ]
     return f"{name}({', '.join(values)})"
+
+
+def show_action(action: Action | InvalidAction) -> str:
+    """Return the text of `action` with a long string cut, or words for a reply that was none."""
+    if isinstance(action, InvalidAction):
+        return "no action"
+    text = format_action(action)
+    if len(text) <= MAX_SHOWN_LENGTH:
+        return text
+    head, _, tail = text.partition('"')
+    string = tail.rpartition('"')[0]
+    kept = string[: MAX_SHOWN_LENGTH - len(head) - 4].rstrip("\\")
+    return f'{head}"{kept}…")'

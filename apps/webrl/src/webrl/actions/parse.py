@@ -3,11 +3,13 @@ r"""The one parser of policy replies.
 Invariants:
 
 * total: every string gives an `Action` or an `InvalidAction`, and nothing raises;
-* exact: the action is the whole reply, or all that follows the last line start `Action:`; a reply
-  with a second action or with words after the call is invalid, so that a policy can not hedge;
+* exact: the action is the whole reply, or all of what a model puts its decision into: the text after
+  `</think>` or after the last line start `Action:`, the one code fence, the one `<tool_call>`. With
+  a second action there, or with words after the call, it is invalid, so that a policy can not hedge;
 * integers are decimal digits (leading zeros allowed), strings are JSON strings.
 
-Grammar: `name(argument, ...)` where blanks around every part do not matter.
+Grammar: `name(argument, ...)` where blanks around every part and brackets around numbers do not
+matter, or the JSON of a tool call, as Qwen's models are taught: `{"name": ..., "arguments": {...}}`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 from webrl.actions.action import (
     ACTION_NAMES,
@@ -40,6 +42,7 @@ from webrl.actions.action import (
     TypeText,
     Wait,
 )
+from webrl.actions.keys import canonical_key
 
 MAX_TEXT_LENGTH = 4000
 """Characters of one string argument: a page's form field, not a document."""
@@ -49,7 +52,35 @@ _SHOWN_LENGTH = 200
 _CALL = re.compile(r"([a-z_]{1,32})\s*\((.*)\)", re.DOTALL)
 _ARGUMENT = re.compile(r'\s*(?:(-?[0-9]{1,6})|("(?:[^"\\]|\\.)*"))\s*(,|\Z)', re.DOTALL)
 _PREFIX = re.compile(r"^[ \t]*Action[ \t]*:", re.MULTILINE)
-_KEY = re.compile(r"[A-Za-z0-9]{1,20}(\+[A-Za-z0-9]{1,20}){0,3}|[A-Za-z]{1,20}\+[!-~]|[!-~]")
+_BRACKETS = re.compile(r"[(\[]\s*(-?[0-9]{1,6}(?:\s*,\s*-?[0-9]{1,6})*)\s*[)\]]")
+_FENCE = "```"
+_TOOL_CALL = "<tool_call>"
+_TOOL_VERBS = {
+    "click": "left_click",
+    "mouse_move": "hover",
+    "left_click_drag": "drag",
+    "key": "press",
+    "terminate": "answer",
+}
+"""Verbs of Qwen's tool `computer_use` that have another name here."""
+_TOOL_FIELDS = (
+    "mark",
+    "start_coordinate",
+    "coordinate",
+    "x",
+    "y",
+    "to_mark",
+    "to_coordinate",
+    "to_x",
+    "to_y",
+    "dx",
+    "dy",
+    "text",
+    "key",
+    "keys",
+    "url",
+)
+"""Arguments of a tool call, in the order in which a call by position takes them."""
 
 _Argument: TypeAlias = int | str
 _Builder: TypeAlias = Callable[[str, Sequence[_Argument]], Action]
@@ -68,12 +99,80 @@ def parse_action(text: str, mode: ActionMode = "coordinates") -> Action | Invali
     Returns:
         The action, or `InvalidAction(text, reason)`.
     """
-    prefixes = list(_PREFIX.finditer(text))
-    body = text[prefixes[-1].end() :] if prefixes else text
+    builders, example = _BUILDERS[mode], _EXAMPLES[mode]
     try:
-        return _parse_call(body.strip(), _BUILDERS[mode], _EXAMPLES[mode])
+        return _parse_call(text.strip(), builders, example)
+    except _Rejected:
+        pass  # not an action as it stands: look at what the reply puts forward as one
+    try:
+        body = _decision(text)
+        if body.startswith("{"):
+            return _parse_tool_call(body, builders)
+        return _parse_call(body, builders, example)
     except _Rejected as error:
         return InvalidAction(text=text[:_SHOWN_LENGTH], reason=str(error))
+
+
+def _decision(text: str) -> str:
+    """Return the part of a reply that is meant as its action."""
+    body = text.rpartition("</think>")[2]
+    _, call, rest = body.partition(_TOOL_CALL)
+    if call:
+        if _TOOL_CALL in rest:
+            raise _Rejected("reply must hold one tool call, got several")
+        return rest.partition("</tool_call>")[0].strip()
+    prefixes = list(_PREFIX.finditer(body))
+    if prefixes:
+        body = body[prefixes[-1].end() :]
+    parts = body.split(_FENCE)
+    if len(parts) == 3:  # before, inside, after
+        first, line_end, rest = parts[1].partition("\n")
+        is_language = bool(line_end) and first.strip().isalnum()
+        body = rest if is_language else parts[1]
+    return body.strip().strip("`").strip()
+
+
+def _parse_tool_call(body: str, builders: Mapping[str, _Builder]) -> Action:
+    try:
+        call: object = json.loads(body, strict=False)
+    except (ValueError, RecursionError) as error:
+        raise _Rejected("tool call must be a JSON object") from error
+    arguments = cast("dict[str, Any]", call).get("arguments") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(arguments, dict):
+        raise _Rejected('tool call must have the form {"name": ..., "arguments": {...}}')
+    given: dict[str, Any] = dict(cast("dict[str, Any]", arguments))
+    verb = str(given.pop("action", cast("dict[str, Any]", call).get("name")))
+    name = _TOOL_VERBS.get(verb, verb)
+    build = builders.get(name)
+    if build is None:
+        raise _Rejected(f"action must be one of {', '.join(ACTION_NAMES)}, got {name[:32]}")
+    if name == "wait":
+        given.pop("time", None)
+    if verb == "terminate":
+        given = {"text": ""}
+    if isinstance(pixels := given.pop("pixels", None), int | float):
+        # Qwen counts upwards, and scrolls wherever the pointer is.
+        distance = int(min(max(-pixels, -GRID_SIZE), GRID_SIZE))
+        middle = [GRID_SIZE // 2, GRID_SIZE // 2]
+        given = {"coordinate": middle, **given, "dx": 0, "dy": distance}
+    unknown = sorted(given.keys() - set(_TOOL_FIELDS))
+    if unknown:
+        raise _Rejected(f"{name} takes no argument {unknown[0][:32]!r}")
+    if isinstance(keys := given.get("keys"), list):
+        given["keys"] = "+".join(map(str, cast("list[object]", keys)))
+    values = [given[field] for field in _TOOL_FIELDS if field in given]
+    flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
+    return build(name, [_tool_value(value) for value in flat])
+
+
+def _tool_value(value: object) -> _Argument:
+    if isinstance(value, str):
+        return _checked_text("tool call", value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 999_999:
+        raise _Rejected("arguments of a tool call must be whole numbers or strings")
+    return value
 
 
 def _parse_call(body: str, builders: Mapping[str, _Builder], example: str) -> Action:
@@ -88,6 +187,8 @@ def _parse_call(body: str, builders: Mapping[str, _Builder], example: str) -> Ac
 
 
 def _parse_arguments(name: str, text: str) -> list[_Argument]:
+    if '"' not in text:
+        text = _BRACKETS.sub(r"\1", text)
     arguments: list[_Argument] = []
     position, is_last = 0, not text.strip()
     while not is_last:
@@ -103,6 +204,13 @@ def _parse_arguments(name: str, text: str) -> list[_Argument]:
 def _parse_string(name: str, literal: str) -> str:
     try:
         value = json.loads(literal, strict=False)
+    except ValueError as error:
+        raise _Rejected(f"string of {name} must be a JSON string") from error
+    return _checked_text(name, value)
+
+
+def _checked_text(name: str, value: str) -> str:
+    try:
         value.encode("utf-8")
     except ValueError as error:
         raise _Rejected(f"string of {name} must be a JSON string") from error
@@ -194,16 +302,23 @@ def _string(kind: Callable[[str], Action]) -> _Builder:
             raise _Rejected(f"{name} takes one quoted string")
         if not arguments[0] and kind is not Answer:
             raise _Rejected(f"string of {name} must not be empty")
-        if kind is Press and not _KEY.fullmatch(arguments[0]):
-            raise _Rejected('key must be a key or a chord such as "Enter" or "Control+a"')
         return kind(arguments[0])
 
     return build
 
 
+def _press(key: str) -> Press:
+    canonical = canonical_key(key)
+    if canonical is None:
+        raise _Rejected(
+            f'key must be a key or a chord such as "Enter" or "Control+a", got {key[:32]!r}'
+        )
+    return Press(canonical)
+
+
 _ANYWHERE: Mapping[str, _Builder] = {
     "type": _string(TypeText),
-    "press": _string(Press),
+    "press": _string(_press),
     "wait": _bare(Wait),
     "go_back": _bare(GoBack),
     "navigate": _string(Navigate),

@@ -210,7 +210,8 @@ class JudgeSection(Section):
     """Name of the environment variable with the key, on every machine with rollout workers; no key
     is sent when unset."""
     deadline_s: Annotated[Positive, "Typical value: 120."] = 120.0
-    """Limit for one verdict, retries included, in seconds; past it the episode is a fault."""
+    """Limit for one verdict, retries included, in seconds; waiting for one of the `max_concurrent`
+    places does not count. Past it the episode is a fault."""
     request_timeout_s: Annotated[Positive, "Typical value: 60."] = 60.0
     """Limit for one request, in seconds."""
     max_retries: Annotated[Natural, "Use 0 for none."] = 3

@@ -5,6 +5,8 @@ Invariants:
 * an answer is what its reader accepts; a request that fails, is late, or is answered out of form
   is sent again `max_retries` times, and then there is no answer but a `JudgeError`;
 * a refusal that a second request can not change (401, 404, ...) is not retried;
+* a verdict's deadline runs while a request of its questions is under way or waits to be sent again,
+  never while it waits for one of the `max_concurrent` places or for an equal question of another;
 * equal questions are asked once, also when they come at one moment; only accepted answers are kept;
 * the key is read from the environment, lives in one request header, and is in no message: what a
   server says about it is blotted out.
@@ -18,7 +20,8 @@ import logging
 import os
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -66,9 +69,44 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """`data:` addresses, in order."""
 
 
+class Stopwatch:
+    """The time that a verdict may take, counted while at least one of its questions is at work."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._spent_s = 0.0
+        self._num_running = 0
+        self._since_s = 0.0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Count the time of the block.
+
+        Raises:
+            JudgeError: The limit is used up.
+        """
+        clock = asyncio.get_running_loop().time
+        if not self._num_running:
+            self._since_s = clock()
+        self._num_running += 1
+        try:
+            async with asyncio.timeout_at(self._since_s + self.limit_s - self._spent_s):
+                yield
+        except TimeoutError as error:
+            raise JudgeError(f"the judge gave no verdict within {self.limit_s:g} s") from error
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._spent_s += clock() - self._since_s
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+
+
 class _Choice(msgspec.Struct):
     class Message(msgspec.Struct):
-        content: str
+        content: str | list[_Part]
 
     message: Message
 
@@ -112,14 +150,17 @@ class ChatClient:
         """Close the connections."""
         await self._session.close()
 
-    async def ask(self, question: Question, read: Callable[[str], AnswerT]) -> AnswerT:
+    async def ask(
+        self, question: Question, read: Callable[[str], AnswerT], stopwatch: Stopwatch
+    ) -> AnswerT:
         """Return what `read` makes of the answer.
 
         Args:
             read: Raises `MalformedAnswerError` for a text that is no answer.
+            stopwatch: Counts the time of all questions of one verdict.
 
         Raises:
-            JudgeError: There is no answer, after all retries.
+            JudgeError: There is no answer, after all retries or in time.
         """
         body = self._body(question, question.text)
         key = hashlib.sha256(body).hexdigest()
@@ -127,13 +168,17 @@ class ChatClient:
             if key in self._answers:
                 self._answers.move_to_end(key)
                 return read(self._answers[key])
-            self._answers[key], value = await self._ask(question, body, read)
+            self._answers[key], value = await self._ask(question, body, read, stopwatch)
             if len(self._answers) > self._max_cached:
                 self._answers.popitem(last=False)
             return value
 
     async def _ask(
-        self, question: Question, body: bytes, read: Callable[[str], AnswerT]
+        self,
+        question: Question,
+        body: bytes,
+        read: Callable[[str], AnswerT],
+        stopwatch: Stopwatch,
     ) -> tuple[str, AnswerT]:
         """Send until an answer is accepted."""
         num_attempts = self._config.max_retries + 1
@@ -141,7 +186,7 @@ class ChatClient:
         for number in range(1, num_attempts + 1):
             wait_s = 0.0
             try:
-                async with self._slots:
+                async with self._slots, stopwatch.running():
                     text = await self._send(body)
                 return text, read(text)
             except MalformedAnswerError as error:
@@ -152,7 +197,8 @@ class ChatClient:
             logger.info("judge, attempt %d of %d: %s", number, num_attempts, reason)
             if number < num_attempts:
                 backoff_s = self._retry.delay_s(number, random.Random())
-                await asyncio.sleep(max(wait_s, backoff_s))
+                async with stopwatch.running():
+                    await asyncio.sleep(max(wait_s, backoff_s))
         raise JudgeError(f"the judge gave no answer in {num_attempts} attempts: {reason}")
 
     async def _send(self, body: bytes) -> str:
@@ -225,6 +271,7 @@ async def _whole(stream: aiohttp.StreamReader) -> bytes:
 def _text(body: bytes) -> str:
     """Return the text of the first choice."""
     try:
-        return msgspec.json.decode(body, type=_Completion).choices[0].message.content
+        content = msgspec.json.decode(body, type=_Completion).choices[0].message.content
     except (msgspec.DecodeError, IndexError) as error:
         raise MalformedAnswerError(f"the server's answer is no chat completion: {error}") from error
+    return content if isinstance(content, str) else "".join(part.text for part in content)

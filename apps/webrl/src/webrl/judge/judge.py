@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 
 from webrl.config import JudgeSection
 from webrl.errors import JudgeError
-from webrl.judge.chat import ChatClient, Question
+from webrl.judge.chat import ChatClient, Question, Stopwatch
 from webrl.judge.questions import (
     YesOrNo,
     blocked_question,
@@ -62,27 +62,26 @@ class Judge:
             JudgeError: There is none: the server failed, was late, or answered out of form.
         """
         try:
-            async with asyncio.timeout(self._config.deadline_s):
-                return await self._judge(evidence)
-        except TimeoutError as error:
-            limit = self._config.deadline_s
-            raise JudgeError(f"the judge gave no verdict within {limit:g} s") from error
+            return await self._judge(evidence, Stopwatch(self._config.deadline_s))
         except BaseExceptionGroup as group:
             failed, other = group.split(JudgeError)
             if failed is None or other is not None:
                 raise
             raise _first(failed) from group
 
-    async def _judge(self, evidence: Evidence) -> Verdict:
+    async def _judge(self, evidence: Evidence, stopwatch: Stopwatch) -> Verdict:
         distinct = without_repeats(evidence.screenshots)
         shown = spread(distinct, self._config.max_screenshots)
-        if (await self._ask(blocked_question(evidence, shown))).verdict:
+        if (await self._ask(blocked_question(evidence, shown), stopwatch)).verdict:
             return Verdict(is_blocked=True)
         if evidence.answer is None:
             return Verdict(is_blocked=False)
-        questions = self._questions(evidence, await self._select(evidence, distinct))
+        chosen = await self._select(evidence, distinct, stopwatch)
+        questions = self._questions(evidence, chosen)
         async with asyncio.TaskGroup() as group:
-            asked = {name: group.create_task(self._ask(q)) for name, q in questions.items()}
+            asked = {
+                name: group.create_task(self._ask(q, stopwatch)) for name, q in questions.items()
+            }
         criteria = [
             Criterion(name=name, is_met=task.result().verdict, reason=task.result().reason)
             for name, task in asked.items()
@@ -97,7 +96,9 @@ class Judge:
             questions["reference"] = reference_question(evidence)
         return questions
 
-    async def _select(self, evidence: Evidence, distinct: list[str]) -> list[str]:
+    async def _select(
+        self, evidence: Evidence, distinct: list[str], stopwatch: Stopwatch
+    ) -> list[str]:
         """Return the screenshots that the criteria are judged by."""
         most = self._config.max_screenshots
         if len(distinct) <= most:
@@ -105,18 +106,22 @@ class Judge:
         relevant: set[int] = set()
         async with asyncio.TaskGroup() as group:
             parts = [
-                (start, group.create_task(self._relevant(evidence, distinct[start : start + most])))
+                (start, group.create_task(self._relevant(evidence, part, stopwatch)))
                 for start in range(0, len(distinct), most)
+                if (part := distinct[start : start + most])
             ]
         for start, part in parts:
             relevant |= {start + index for index in part.result()}
         return newest(distinct, relevant, most)
 
-    async def _relevant(self, evidence: Evidence, part: list[str]) -> tuple[int, ...]:
-        return await self._client.ask(relevance_question(evidence, part), read_relevant(len(part)))
+    async def _relevant(
+        self, evidence: Evidence, part: list[str], stopwatch: Stopwatch
+    ) -> tuple[int, ...]:
+        question = relevance_question(evidence, part)
+        return await self._client.ask(question, read_relevant(len(part)), stopwatch)
 
-    async def _ask(self, question: Question) -> YesOrNo:
-        return await self._client.ask(question, read_yes_or_no)
+    async def _ask(self, question: Question, stopwatch: Stopwatch) -> YesOrNo:
+        return await self._client.ask(question, read_yes_or_no, stopwatch)
 
 
 def _first(group: BaseExceptionGroup[JudgeError]) -> JudgeError:
