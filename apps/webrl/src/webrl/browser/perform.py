@@ -30,10 +30,13 @@ from webrl.actions import (
 from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import Parameters
+from webrl.browser.keyboard import chord_calls, text_calls
 from webrl.browser.page import MOUSE_EVENT, LivePage
 from webrl.errors import BrowserFault
 
 _DRAG_STEPS = 5
+_KEYS_AT_ONCE = 400
+"""Events that share one deadline: a long text takes as long as the page needs for it."""
 _MouseCall = tuple[str, Parameters]
 
 
@@ -78,18 +81,13 @@ class Performer:
         return refusal(url)
 
     async def _keyboard(self, page: LivePage, action: TypeText | Press) -> None:
-        keyboard = page.page.keyboard
-        call = (
-            keyboard.type(action.text)
-            if isinstance(action, TypeText)
-            else keyboard.press(action.key)
-        )
-        try:
-            await self._calls.run(call, self._config.deadlines.input_s, "keyboard")
-        except BrowserFault as fault:
-            if "Unknown key" not in fault.detail:
-                raise
-            page.events.note("no_effect", f"there is no key {getattr(action, 'key', '')!r}")
+        if isinstance(action, TypeText):
+            calls = text_calls(action.text)
+        elif (calls := chord_calls(action.key)) is None:
+            page.events.note("no_effect", f"there is no key {action.key!r}")
+            return
+        for start in range(0, len(calls), _KEYS_AT_ONCE):
+            await page.send(calls[start : start + _KEYS_AT_ONCE], self._config.deadlines.input_s)
 
     async def go_back(self, page: LivePage) -> bool:
         """Go back one page in the history; return whether there was one.
