@@ -262,9 +262,8 @@ def test_a_broken_hook_ends_the_run_loudly() -> None:
             with pytest.raises(BatchTimeoutError):
                 await controller.prepare_batch(2, timeout_s=1000)
 
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(ZeroDivisionError, match="hook"):
         clock.run(main())
-    assert caught.group_contains(ZeroDivisionError, match="hook")
 
 
 def test_every_kind_of_end_is_told_to_the_ledger() -> None:

@@ -305,8 +305,11 @@ async def _settled(
 
     if len(calls) == 1:
         return [await settle(calls[0])]
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(settle(call)) for call in calls]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(settle(call)) for call in calls]
+    except BaseExceptionGroup as failures:  # its caller catches errors by their own types
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
     return [task.result() for task in tasks]
 
 

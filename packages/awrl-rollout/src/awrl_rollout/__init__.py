@@ -9,6 +9,7 @@ from awrl_rollout.callback import (
     CallbackServer,
 )
 from awrl_rollout.clock import VirtualClock
+from awrl_rollout.concurrency import UnwrappedTaskGroup
 from awrl_rollout.controller import (
     ControllerConfig,
     FaultBreaker,
@@ -88,6 +89,7 @@ __all__ = [
     "StarvedError",
     "StickyRouter",
     "SyncPool",
+    "UnwrappedTaskGroup",
     "VirtualClock",
     "WeightBucket",
     "Worker",

@@ -1,16 +1,22 @@
 """The pieces of structured concurrency that asyncio lacks.
 
 * `Signal`: a condition for state that changes synchronously inside one event loop.
-* `TaskScope`: a TaskGroup for objects that are themselves `async with` blocks.
+* `UnwrappedTaskGroup`: a TaskGroup whose failure can be caught by its type.
+* `TaskScope`: one for objects that are themselves `async with` blocks.
 * `is_cancelled`: tells whether a `CancelledError` was meant for this task.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from types import TracebackType
+from typing import Any, TypeVar, cast
 
 from awrl_rollout.errors import RolloutError
+
+ResultT = TypeVar("ResultT")
 
 
 def is_cancelled() -> bool:
@@ -61,15 +67,68 @@ class Signal:
             self._waiters.discard(waiter)
 
 
+class UnwrappedTaskGroup(asyncio.TaskGroup):
+    """An `asyncio.TaskGroup` whose failure is the first error itself, not an ExceptionGroup.
+
+    So a caller that catches errors by type catches those of tasks too. Where several failed, the group
+    of all is the first one's cause, unless it has one of its own. A `CancelledError` that a task raises
+    though nobody cancelled it is a failure as well, a `RolloutError`.
+    """
+
+    async def __aexit__(
+        self,
+        et: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Wait for the tasks; raise what failed first."""
+        is_body_first = isinstance(exc, Exception) and not is_cancelled()
+        try:
+            await super().__aexit__(et, exc, tb)
+        except BaseExceptionGroup as failures:
+            first = exc if is_body_first and exc is not None else _first_leaf(failures)
+            others = failures if len(failures.exceptions) > 1 else None
+            raise first from first.__cause__ or others
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, ResultT] | Coroutine[Any, Any, ResultT],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[ResultT]:
+        """Run a coroutine as a task of this group."""
+        refusing = _refusing_own_cancellation(cast("Coroutine[Any, Any, ResultT]", coro))
+        task = super().create_task(refusing, name=name, context=context)
+        task.add_done_callback(lambda _: coro.close())  # cancelled before it began, it never ran
+        return task
+
+
+async def _refusing_own_cancellation(coro: Coroutine[Any, Any, ResultT]) -> ResultT:
+    try:
+        return await coro
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        raise RolloutError(
+            "a task must not raise CancelledError unless it is cancelled."
+        ) from error
+
+
+def _first_leaf(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = failures.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+
+
 class TaskScope:
     """Owns the loops of one object from its `__aenter__` to its `__aexit__`.
 
-    Invariants: no task outlives the block; an error of the body leaves the block as itself, not
-    inside an ExceptionGroup; an error of a task ends the body and leaves as a group.
+    Invariants: no task outlives the block; an error of the body leaves the block as itself; an error
+    of a task ends the body and leaves as itself.
     """
 
     def __init__(self) -> None:
-        self._group: asyncio.TaskGroup | None = None
+        self._group: UnwrappedTaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -79,7 +138,7 @@ class TaskScope:
 
     async def enter(self) -> None:
         """Open the scope; to be left by the same task."""
-        group = asyncio.TaskGroup()
+        group = UnwrappedTaskGroup()
         await group.__aenter__()
         self._group = group
 

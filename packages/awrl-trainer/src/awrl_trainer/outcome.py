@@ -1,11 +1,13 @@
 """The package's one place that catches everything.
 
 Invariant: whatever a caller's function or a remote receiver raises becomes a value here, so that the
-one who waits for several of them hears of all, and then decides. Cancellation always passes through.
+one who waits for several of them hears of all, and then decides. Cancellation passes through when
+somebody asked for it; a `CancelledError` of a remote part's own is a failure like any other.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -35,5 +37,10 @@ async def outcome_of_async(awaitable: Awaitable[ResultT]) -> CallOutcome[ResultT
     """Await something and return its result or its exception."""
     try:
         return CallOutcome(value=await awaitable)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return CallOutcome(error=RuntimeError(f"it was cancelled by itself: {error!r}"))
     except Exception as error:  # noqa: BLE001 - the boundary; see the module's docstring
         return CallOutcome(error=error)

@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from awrl_rollout import UnwrappedTaskGroup
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -196,7 +198,7 @@ async def _join(
             writer.write(_OPEN)
         else:
             far_writer.write(first)
-        async with asyncio.TaskGroup() as group:
+        async with UnwrappedTaskGroup() as group:
             there = group.create_task(_copy(reader, far_writer))
             await _copy(far_reader, writer)
             there.cancel()

@@ -22,6 +22,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
+from awrl_rollout import UnwrappedTaskGroup
 
 from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
@@ -92,7 +93,7 @@ class BrowserPool:
         sweep_leftovers()
         await self._stack.__aenter__()
         try:
-            self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+            self._tasks = await self._stack.enter_async_context(UnwrappedTaskGroup())
             self._calls = Calls(self._tasks)
             self.performer = Performer(self._calls, self.config)
             await self._stack.enter_async_context(self._guard)

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import ray
+from awrl_rollout import UnwrappedTaskGroup
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, WorkerCrashedError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from webrl.cluster.placement import RolePlacement, RoleSpec, release_layout, setup_mixed_layout
-from webrl.cluster.unwrapped_group import task_scope
 from webrl.cluster.worker_log import WORKER_LOG, log_tail
 from webrl.errors import EngineCallError, WorkerLostError
 
@@ -191,7 +191,7 @@ async def async_call_engine(
     Raises:
         EngineCallError: A worker failed, died, or did not answer in time. It names the first.
     """
-    async with task_scope() as group:
+    async with UnwrappedTaskGroup() as group:
         tasks = [
             group.create_task(call_worker(worker, timeout_s, method, *args, **kwargs))
             for worker in workers

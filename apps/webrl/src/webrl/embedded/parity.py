@@ -24,7 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
-from awrl_rollout import GenerateRequest, GenerateResult, InterruptibleGenerator, SGLangClient
+from awrl_rollout import (
+    GenerateRequest,
+    GenerateResult,
+    InterruptibleGenerator,
+    SGLangClient,
+    UnwrappedTaskGroup,
+)
 from PIL import Image, ImageDraw
 
 from webrl.embedded.rank_zero import RankZero, join, publish
@@ -136,7 +142,7 @@ class _Checker:
     async def cut_case(self, pages: Sequence[bytes]) -> ParityCase:
         request = page_request(self._processor, pages, max_new_tokens=_NUM_LONG_TOKENS)
         generator = InterruptibleGenerator(self._client)
-        async with asyncio.TaskGroup() as group:
+        async with UnwrappedTaskGroup() as group:
             task = group.create_task(generator.generate(request))
             for _ in range(_NUM_CUTS):
                 await asyncio.sleep(_BEFORE_CUT_S)

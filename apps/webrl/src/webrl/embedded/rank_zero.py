@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from awrl_rollout import SGLangClient, WeightBucket
+from awrl_rollout import SGLangClient, UnwrappedTaskGroup, WeightBucket
 from torch.distributed.distributed_c10d import (
     Backend,
     PrefixStore,
@@ -109,7 +109,7 @@ def bucket_of(tensors: Mapping[str, torch.Tensor], *, is_flattened: bool) -> Wei
 
 async def join(client: SGLangClient, rank_zero: RankZero) -> None:
     """Open the group from both sides at once."""
-    async with asyncio.TaskGroup() as group:
+    async with UnwrappedTaskGroup() as group:
         group.create_task(asyncio.to_thread(rank_zero.open))
         group.create_task(
             client.weights.join(
@@ -140,7 +140,7 @@ async def publish(
         weight_version: Label from this update on.
         flush_cache: Drop the prefix cache too; the server must then be idle.
     """
-    async with asyncio.TaskGroup() as group:
+    async with UnwrappedTaskGroup() as group:
         group.create_task(asyncio.to_thread(rank_zero.send, tensors, is_flattened=is_flattened))
         group.create_task(
             client.weights.receive(

@@ -14,15 +14,17 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from awrl_rollout import RolloutError
+from awrl_rollout import UnwrappedTaskGroup
 from awrl_trainer import latest_complete_checkpoint
 
 from webrl.cluster.scheduler import WorkerHandle, call_worker
 from webrl.config import WebRLConfig
-from webrl.errors import WebRLError, WorkerLostError
+from webrl.errors import WorkerLostError
 from webrl.evaluation.run_evaluation import EvaluationSpec, PolicyCheckpoint, run_evaluation
 from webrl.evaluation.statistics import EvaluationResult, append_result
 from webrl.launch.system import System, start_evaluation_worker, stop_each
@@ -61,6 +63,7 @@ class EvaluationManager:
         self._system = system
         self._on_result = on_result
         self._spec = EvaluationSpec.of(config, config.test_rollout.num_seeds)
+        self._previous: EvaluationResult | None = None
         self._worker: WorkerHandle[RolloutWorker] | None = None
         self._is_closed = threading.Event()
         self._wants_checkpoint = threading.Event()
@@ -111,34 +114,22 @@ class EvaluationManager:
             self._thread.join(STOP_S)
 
     async def _until_closed(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            loop = group.create_task(self._evaluate_loop())
+        async with UnwrappedTaskGroup() as group:
+            loop = group.create_task(
+                keep_evaluating(
+                    self._folders.policies,
+                    self._evaluate_next,
+                    self._restart,
+                    interval_s=self._config.test_rollout.interval_s,
+                    on_nothing_new=self._wants_checkpoint.set,
+                )
+            )
             while not self._is_closed.is_set():  # noqa: ASYNC110 - another thread sets it
                 await asyncio.sleep(POLL_S)
             loop.cancel()
 
-    async def _evaluate_loop(self) -> None:
-        interval_s = self._config.test_rollout.interval_s
-        last_start, done = -interval_s, set[int]()
-        previous: EvaluationResult | None = None
-        while True:
-            await asyncio.sleep(POLL_S)
-            if time.monotonic() - last_start < interval_s:
-                continue
-            path = latest_complete_checkpoint(self._folders.policies)
-            version = -1 if path is None else int(path.name.rpartition("_")[2])
-            if path is None or version in done:
-                self._wants_checkpoint.set()
-                continue
-            last_start = time.monotonic()
-            checkpoint = PolicyCheckpoint(path=path, version=version)
-            try:
-                previous = await self._evaluate(self._spec, checkpoint, previous=previous)
-            except (WebRLError, RolloutError, OSError) as error:
-                # Training must not stop for an evaluation: say it and try a later checkpoint.
-                logger.warning("evaluation of version %d failed: %s", version, error)
-                await self._restart_quietly()
-            done.add(version)
+    async def _evaluate_next(self, checkpoint: PolicyCheckpoint) -> None:
+        self._previous = await self._evaluate(self._spec, checkpoint, previous=self._previous)
 
     async def _evaluate(
         self,
@@ -159,13 +150,6 @@ class EvaluationManager:
         self._on_result(result)
         return result
 
-    async def _restart_quietly(self) -> None:
-        """Restart what is dead, so that a later checkpoint can be evaluated."""
-        try:
-            await self._restart()
-        except WebRLError as error:
-            logger.warning("the role test-rollout did not start again: %s", error)
-
     async def _restart(self) -> None:
         """Restart what is dead of the role, and route the worker to its servers.
 
@@ -185,3 +169,53 @@ class EvaluationManager:
         self._worker = await start_evaluation_worker(
             self._config, system.scheduler, system.server_spec, system.evaluation_urls
         )
+
+
+async def keep_evaluating(
+    root: Path,
+    evaluate: Callable[[PolicyCheckpoint], Coroutine[Any, Any, None]],
+    repair: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    interval_s: float,
+    on_nothing_new: Callable[[], None],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Evaluate the newest complete checkpoint, each version once, until cancelled.
+
+    Training must not stop for an evaluation, nor evaluations for one that failed: whatever it raised,
+    the role is repaired, and that version or a newer one is tried after the interval.
+
+    Args:
+        root: Folder of the checkpoints.
+        repair: Starts again what is dead after a failure.
+        interval_s: From the start of one evaluation to that of the next.
+        on_nothing_new: Called when an evaluation is due and no checkpoint is new.
+    """
+    last_start, done = clock() - interval_s, set[int]()
+    while True:
+        await sleep(POLL_S)
+        if clock() - last_start < interval_s:
+            continue
+        path = latest_complete_checkpoint(root)
+        version = -1 if path is None else int(path.name.rpartition("_")[2])
+        if path is None or version in done:
+            on_nothing_new()
+            continue
+        last_start = clock()
+        checkpoint = PolicyCheckpoint(path=path, version=version)
+        if await _has_succeeded(evaluate(checkpoint), f"the evaluation of version {version}"):
+            done.add(version)
+        else:
+            await _has_succeeded(repair(), "the restart of the role test-rollout")
+
+
+async def _has_succeeded(step: Coroutine[Any, Any, None], what: str) -> bool:
+    """Return whether a step raised nothing; the named boundary of the thread."""
+    try:
+        async with UnwrappedTaskGroup() as group:
+            group.create_task(step)
+    except Exception as error:  # noqa: BLE001 - see above
+        logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+        return False
+    return True

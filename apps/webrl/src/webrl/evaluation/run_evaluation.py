@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,10 +53,11 @@ class EvaluationSpec:
     def requests(self, version: int) -> list[EpisodeRequest]:
         """Return the fixed episodes: seeds 0, 1, 2, ... over the tasks in turn.
 
-        Args:
-            version: Together with the number of seeds it makes the episode ids unique.
+        Their ids differ from call to call: an evaluation that failed may be tried again while
+        episodes of its first try still end.
         """
-        groups = [f"eval-{version}-{self.num_seeds}-{index}" for index in range(self.num_seeds)]
+        name = f"eval-{version}-{secrets.token_hex(4)}"
+        groups = [f"{name}-{index}" for index in range(self.num_seeds)]
         return [
             EpisodeRequest(
                 episode_id=f"{group}/0",

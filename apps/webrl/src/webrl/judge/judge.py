@@ -16,12 +16,12 @@ The questions on one episode go out together; `max_concurrent` bounds them over 
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Collection, Sequence
 
+from awrl_rollout import UnwrappedTaskGroup
+
 from webrl.config import JudgeSection
-from webrl.errors import JudgeError
 from webrl.judge.chat import ChatClient, Question, Stopwatch
 from webrl.judge.questions import (
     YesOrNo,
@@ -61,13 +61,7 @@ class Judge:
         Raises:
             JudgeError: There is none: the server failed, was late, or answered out of form.
         """
-        try:
-            return await self._judge(evidence, Stopwatch(self._config.deadline_s))
-        except BaseExceptionGroup as group:
-            failed, other = group.split(JudgeError)
-            if failed is None or other is not None:
-                raise
-            raise _first(failed) from group
+        return await self._judge(evidence, Stopwatch(self._config.deadline_s))
 
     async def _judge(self, evidence: Evidence, stopwatch: Stopwatch) -> Verdict:
         distinct = without_repeats(evidence.screenshots)
@@ -78,7 +72,7 @@ class Judge:
             return Verdict(is_blocked=False)
         chosen = await self._select(evidence, distinct, stopwatch)
         questions = self._questions(evidence, chosen)
-        async with asyncio.TaskGroup() as group:
+        async with UnwrappedTaskGroup() as group:
             asked = {
                 name: group.create_task(self._ask(q, stopwatch)) for name, q in questions.items()
             }
@@ -104,7 +98,7 @@ class Judge:
         if len(distinct) <= most:
             return distinct
         relevant: set[int] = set()
-        async with asyncio.TaskGroup() as group:
+        async with UnwrappedTaskGroup() as group:
             parts = [
                 (start, group.create_task(self._relevant(evidence, part, stopwatch)))
                 for start in range(0, len(distinct), most)
@@ -122,15 +116,6 @@ class Judge:
 
     async def _ask(self, question: Question, stopwatch: Stopwatch) -> YesOrNo:
         return await self._client.ask(question, read_yes_or_no, stopwatch)
-
-
-def _first(group: BaseExceptionGroup[JudgeError]) -> JudgeError:
-    """Return one of the errors: the others say the same."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, JudgeError)
-    return error
 
 
 def without_repeats(screenshots: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import ray
 from awrl_pixelstore import PixelStoreClient, get_or_create_pixel_store
-from awrl_rollout import SGLangClient
+from awrl_rollout import SGLangClient, UnwrappedTaskGroup
 
 from webrl.cluster.network import NetworkConfig, network_of
 from webrl.cluster.placement import check_node_count
@@ -32,7 +32,6 @@ from webrl.cluster.scheduler import (
     async_call_engine,
     call_worker,
 )
-from webrl.cluster.unwrapped_group import task_scope
 from webrl.config import WebRLConfig
 from webrl.errors import EngineCallError, WorkerLostError
 from webrl.launch import component_configs
@@ -235,7 +234,7 @@ async def launch(
             system.evaluation_servers = system.create_servers(component_configs.TEST_ROLLOUT)
         stack.push_async_callback(_stop_servers, system)
         system.ranks = _create_ranks(config, system)
-        async with task_scope() as group:
+        async with UnwrappedTaskGroup() as group:
             urls = group.create_task(_start_servers(system.servers, deadline_s))
             evaluation_urls = group.create_task(
                 _start_servers(system.evaluation_servers, deadline_s)
@@ -282,7 +281,7 @@ async def stop_each(
     workers: Sequence[WorkerHandle[WorkerT]], method: Callable[[WorkerT], object]
 ) -> None:
     """Call the method that ends a worker in order on each of them, within `STOP_DEADLINE_S`."""
-    async with task_scope() as group:
+    async with UnwrappedTaskGroup() as group:
         for worker in workers:
             group.create_task(_quietly(partial(call_worker, worker, STOP_DEADLINE_S, method)))
 

@@ -28,11 +28,11 @@ from awrl_rollout import (
     RolloutBatch,
     RolloutController,
     SlotTime,
+    UnwrappedTaskGroup,
     Worker,
 )
 
 from webrl.cluster.scheduler import WorkerHandle, call_worker
-from webrl.cluster.unwrapped_group import task_scope
 from webrl.errors import EngineCallError
 from webrl.rollout.worker import RolloutWorker
 
@@ -387,7 +387,7 @@ class SynchronousRollouts:
             for _ in range(max(1, num_episodes // self._group_size))
             for request in self._stream.next_group()
         ]
-        async with task_scope() as group:
+        async with UnwrappedTaskGroup() as group:
             tasks = [
                 group.create_task(_run_share(pool, share))
                 for index, pool in enumerate(self._pools)

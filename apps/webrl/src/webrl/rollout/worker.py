@@ -31,12 +31,12 @@ from awrl_rollout import (
     SlotTime,
     StickyRouter,
     SyncPool,
+    UnwrappedTaskGroup,
     WorkflowExecutor,
 )
 
 from webrl.browser import BrowserConfig, BrowserPool
 from webrl.cluster.network import LOCAL, NetworkConfig
-from webrl.cluster.unwrapped_group import task_scope
 from webrl.cluster.worker_log import open_worker_log
 from webrl.config import JudgeSection
 from webrl.judge import Judge
@@ -178,7 +178,7 @@ class RolloutWorker:
             retry=retry,
         )
         if not spec.is_synchronous:
-            async with task_scope() as group:
+            async with UnwrappedTaskGroup() as group:
                 for slot in range(spec.browser.num_slots):
                     group.create_task(workflow.open_session(slot))
         return os.getpid()

@@ -29,11 +29,11 @@ from awrl_rollout import (
     GenerateResult,
     ServerRefusedError,
     ServerUnavailableError,
+    UnwrappedTaskGroup,
 )
 
 from webrl.actions import ActionMode, Answer, InvalidAction, parse_action
 from webrl.browser import BrowserPool, BrowserSession, Observation, StepOutcome
-from webrl.cluster.unwrapped_group import task_scope
 from webrl.errors import BrowserFault, JudgeError
 from webrl.judge import Evidence, Judge, Verdict
 from webrl.policy import PolicyProcessor
@@ -244,7 +244,7 @@ class WebTaskWorkflow:
         prompt_ids = self._processor.build_prompt(episode.goal, previous, len(uris), elements)
         started_s = clock.time()
         episode.context.enter("generate", site=episode.task.full_name)
-        async with task_scope() as group:
+        async with UnwrappedTaskGroup() as group:
             # The screenshot travels to the store while the policy thinks.
             put = group.create_task(self._keep(observation.screenshot, episode.episode_id))
             asked = group.create_task(self._ask(episode, prompt_ids, uris))

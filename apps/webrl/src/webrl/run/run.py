@@ -16,13 +16,18 @@ from pathlib import Path
 
 import torch
 from awrl_pixelstore import PixelStoreUnavailable
-from awrl_rollout import CallbackServer, FaultBreaker, RolloutController, RolloutError
+from awrl_rollout import (
+    CallbackServer,
+    FaultBreaker,
+    RolloutController,
+    RolloutError,
+    UnwrappedTaskGroup,
+)
 from awrl_staleness import StalenessManager
 from awrl_trainer import PublishError, latest_complete_checkpoint
 from rich.console import Console
 
 from webrl.cluster.ray_cluster import ray_cluster, until_signalled
-from webrl.cluster.unwrapped_group import task_scope
 from webrl.config import WebRLConfig
 from webrl.errors import EngineCallError, RunFailedError, WorkerLostError
 from webrl.evaluation.manager import EvaluationManager
@@ -192,7 +197,7 @@ class Run:
             if is_due or (evaluation is not None and evaluation.takes_checkpoint()):
                 await recorder.save(progress)
 
-        async with task_scope() as group:
+        async with UnwrappedTaskGroup() as group:
             watch = group.create_task(supervisor.watch(self._controller))
             await keep_stepping(
                 trainer, is_over=lambda: self._is_over(trainer.progress), after_step=after_step

@@ -24,11 +24,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Concatenate
 
-from awrl_rollout import RolloutError, SGLangClient
+from awrl_rollout import RolloutError, SGLangClient, UnwrappedTaskGroup
 from awrl_trainer import PublishError, PublishReport, WeightPublisher
 
 from webrl.cluster.scheduler import Params, WorkerHandle, call_worker
-from webrl.cluster.unwrapped_group import task_scope
 from webrl.errors import EngineCallError, RunFailedError
 from webrl.launch.system import System, death_of
 from webrl.records.live_view import LiveView
@@ -116,7 +115,7 @@ class ServerRecovery:
         started = time.perf_counter()
         await self._notify(RolloutWorker.pause)
         try:
-            async with task_scope() as group:
+            async with UnwrappedTaskGroup() as group:
                 for client in self._system.clients:
                     group.create_task(_abort_requests(client))
             await self._notify(RolloutWorker.drained, DRAIN_S)
@@ -160,7 +159,7 @@ class ServerRecovery:
                 await self._notify(RolloutWorker.set_servers, well)
             else:
                 await self._notify(RolloutWorker.pause)
-            async with task_scope() as group:
+            async with UnwrappedTaskGroup() as group:
                 for index, reason in lost.items():
                     group.create_task(self._restart(index, reason))
             return True
@@ -168,7 +167,7 @@ class ServerRecovery:
     async def _lost(self) -> dict[int, str]:
         """Return why each lost server is lost, by its index."""
         servers, quarantined = self._system.servers, self._weights.quarantined
-        async with task_scope() as group:
+        async with UnwrappedTaskGroup() as group:
             checks = [group.create_task(death_of(server, CHECK_DEADLINE_S)) for server in servers]
         reasons = {
             index: check.result() or quarantined.get(server.name)
@@ -224,7 +223,7 @@ class ServerRecovery:
 
         Its replacement starts with the addresses of the moment.
         """
-        async with task_scope() as group:
+        async with UnwrappedTaskGroup() as group:
             for worker in self.workers:
                 call = call_worker(worker, ROUTE_DEADLINE_S, method, *args, **kwargs)
                 group.create_task(_log_error(worker.name, call))

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from awrl_pixelstore import PixelStoreError, Pressure
-from awrl_rollout import RolloutController, Worker
+from awrl_rollout import RolloutController, UnwrappedTaskGroup, Worker
 
 from webrl.cluster.scheduler import WorkerHandle, async_call_engine
-from webrl.cluster.unwrapped_group import task_scope
 from webrl.errors import RunFailedError
 from webrl.launch import component_configs
 from webrl.launch.system import System
@@ -114,7 +113,7 @@ class Supervisor:
             PublishError: A restarted server could not be brought to the newest weights.
             RunFailedError: A server or a worker died once too often.
         """
-        async with task_scope() as group:
+        async with UnwrappedTaskGroup() as group:
             group.create_task(self._watch_servers())
             group.create_task(self._watch_store())
             if controller is not None:

@@ -20,6 +20,7 @@ from awrl_rollout import (
     RolloutError,
     SlotTime,
     SyncPool,
+    UnwrappedTaskGroup,
     VirtualClock,
     WorkflowExecutor,
 )
@@ -56,9 +57,8 @@ def simulate_asynchronous(
     simulation = Simulation(config, model, DeviceLayout.of(config), plans, mode="asynchronous")
     try:
         clock.run(_asynchronous(simulation, clock))
-    except* RolloutError as errors:
-        reason = errors.exceptions[0]
-        raise RunFailedError(f"the simulated run had to stop, as a real one: {reason}") from errors
+    except RolloutError as error:
+        raise RunFailedError(f"the simulated run had to stop, as a real one: {error}") from error
     return simulation.recording
 
 
@@ -139,7 +139,7 @@ async def _asynchronous(simulation: Simulation, clock: VirtualClock) -> None:
                 clock=clock,
             )
         )
-        async with asyncio.TaskGroup() as group:
+        async with UnwrappedTaskGroup() as group:
             looking = group.create_task(
                 simulation.look_again(lambda: _look(simulation, controller))
             )
@@ -223,7 +223,7 @@ async def _synchronous(simulation: Simulation, clock: VirtualClock) -> None:
         breaker=FaultBreaker(max_share=None, window=1),
     )
     num_episodes = simulation.model.synchronous.round_episodes or config.rollout.consumer_batch_size
-    async with asyncio.TaskGroup() as group:
+    async with UnwrappedTaskGroup() as group:
         looking = group.create_task(simulation.look_again(lambda: _look_at_round(simulation)))
         for _ in range(config.total_steps):
             started_s = loop.time()

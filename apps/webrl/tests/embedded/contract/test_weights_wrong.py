@@ -86,11 +86,10 @@ def test_a_broadcast_that_does_not_fit_is_refused_and_changes_nothing(
             before = await client.weights.checksums()
             await join(client, rank_zero)
             wrong = WRONG[kind](named_weights(reference))
-            with pytest.raises(ExceptionGroup) as caught:
+            with pytest.raises(ServerRefusedError) as caught:
                 await publish(client, rank_zero, wrong, is_flattened=is_flattened, weight_version=9)
-            (error,) = caught.value.exceptions
-            assert isinstance(error, ServerRefusedError)
-            assert next(iter(wrong)) in str(error) or "model.nothing.weight" in str(error)
+            message = str(caught.value)
+            assert next(iter(wrong)) in message or "model.nothing.weight" in message
             assert await client.weights.checksums() == before
             assert await client.weights.version() != 9
             good = perturb(reference, only="norm")
@@ -117,8 +116,8 @@ def test_sglang_refuses_a_wrong_shape_and_takes_every_other_broadcast(
             refusals: list[Exception] = []
             try:
                 await publish(client, rank_zero, wrong, is_flattened=True, weight_version=9)
-            except* ServerRefusedError as group:
-                refusals += group.exceptions
+            except ServerRefusedError as error:
+                refusals.append(error)
             assert len(refusals) == (kind == "wrong shape")
             assert (await client.weights.version() == 9) == (not refusals)
             await client.weights.leave(rank_zero.group_name)

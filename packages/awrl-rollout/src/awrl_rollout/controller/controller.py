@@ -50,7 +50,7 @@ from typing import Self
 from awrl_staleness import STALENESS, StalenessManager
 
 from awrl_rollout.clock import Clock, RealClock
-from awrl_rollout.concurrency import Signal, TaskScope, is_cancelled
+from awrl_rollout.concurrency import Signal, TaskScope, UnwrappedTaskGroup, is_cancelled
 from awrl_rollout.controller.batches import BatchAssembler, GroupHooks, RolloutBatch
 from awrl_rollout.controller.breaker import FaultBreaker
 from awrl_rollout.controller.config import (
@@ -172,7 +172,7 @@ class RolloutController:
         error = _call_each(self._pool.give_up_all(_CLOSED))
         error = _call_each(self._batches.abandon(_CLOSED)) or error
         try:
-            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(timeout_s), UnwrappedTaskGroup() as group:
                 for proxy, episode_ids in assigned.items():
                     group.create_task(proxy.cancel(episode_ids))
         except TimeoutError:
@@ -278,14 +278,14 @@ class RolloutController:
     async def pause_generation(self) -> None:
         """Return once no live worker sends requests to an inference server."""
         self._is_generation_paused = True
-        async with asyncio.TaskGroup() as group:
+        async with UnwrappedTaskGroup() as group:
             for proxy in self._pool.live:
                 group.create_task(proxy.pause())
 
     async def resume_generation(self) -> None:
         """Let every live worker generate again."""
         self._is_generation_paused = False
-        async with asyncio.TaskGroup() as group:
+        async with UnwrappedTaskGroup() as group:
             for proxy in self._pool.live:
                 group.create_task(proxy.resume())
 
@@ -347,7 +347,7 @@ class RolloutController:
             if statistics is not None:
                 workers.append(statistics)
 
-        async with asyncio.TaskGroup() as group:
+        async with UnwrappedTaskGroup() as group:
             for proxy in self._pool.live:
                 group.create_task(ask(proxy))
         return describe_wait(

@@ -9,12 +9,12 @@ i has ended and its slots are torn down.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from awrl_rollout.clock import Clock, RealClock
+from awrl_rollout.concurrency import UnwrappedTaskGroup
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest
 from awrl_rollout.executor.slot import SlotPlan, SlotRunner, SlotTime, Workflow
 from awrl_rollout.retry import RetryPolicy
@@ -76,7 +76,7 @@ class SyncPool:
         slots = [SlotRunner(self._plan, index) for index in range(num_slots)]
         try:
             await self._on_each(self._spawn, num_slots)
-            async with asyncio.TaskGroup() as group:
+            async with UnwrappedTaskGroup() as group:
                 for slot in slots:
                     group.create_task(_run_until_empty(slot, waiting, records))
         finally:
@@ -92,7 +92,7 @@ class SyncPool:
     async def _on_each(self, hook: SlotHook | None, num_slots: int) -> None:
         if hook is None:
             return
-        async with asyncio.TaskGroup() as group:
+        async with UnwrappedTaskGroup() as group:
             for index in range(num_slots):
                 group.create_task(_call(hook, index))
 

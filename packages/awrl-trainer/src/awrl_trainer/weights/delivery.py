@@ -21,7 +21,7 @@ from awrl_trainer.outcome import CallOutcome
 from awrl_trainer.weights.config import PublisherConfig
 from awrl_trainer.weights.plan import Bucket
 from awrl_trainer.weights.protocols import GroupMembership, WeightReceiver, WeightSource
-from awrl_trainer.weights.receivers import Receivers, each, outcome_within
+from awrl_trainer.weights.receivers import Receivers, both, each, outcome_within
 from awrl_trainer.weights.sender import BucketTiming, GroupRequest, WeightSender
 from awrl_trainer.weights.snapshot import SnapshotWriter
 
@@ -147,15 +147,12 @@ class Broadcast:
             return
         deadline_s = self._config.handshake_deadline_s
         calls = {n: r.destroy_weights_group(name) for n, r in self._receivers.active().items()}
-        async with asyncio.TaskGroup() as group:
-            # At the same time: with nccl nobody has left before all members leave.
-            group.create_task(
-                outcome_within(
-                    self._source.send(WeightSender.close_group), deadline_s + SOURCE_GRACE_S
-                )
-            )
-            answers = group.create_task(each(calls, deadline_s))
-        self._receivers.quarantine_failed(answers.result(), "leaving the group")
+        leaving = self._source.send(WeightSender.close_group)
+        # At the same time: with nccl nobody has left before all members leave.
+        _, answers = await both(
+            outcome_within(leaving, deadline_s + SOURCE_GRACE_S), each(calls, deadline_s)
+        )
+        self._receivers.quarantine_failed(answers, "leaving the group")
 
     async def _join(self, name: str, active: Mapping[str, WeightReceiver]) -> bool:
         config = self._config
@@ -181,21 +178,17 @@ class Broadcast:
             calls[receiver_name] = receiver.init_weights_group(membership)
             rank += receiver.num_ranks
         self._group_name, self._members = name, tuple(active)
-        async with asyncio.TaskGroup() as group:
-            joining = group.create_task(
-                outcome_within(
-                    self._source.send(WeightSender.join_group),
-                    config.handshake_deadline_s + SOURCE_GRACE_S,
-                )
-            )
-            answers = group.create_task(each(calls, config.handshake_deadline_s))
-        if self._receivers.quarantine_failed(answers.result(), "handshake"):
+        deadline_s = config.handshake_deadline_s
+        joining = self._source.send(WeightSender.join_group)
+        joined, answers = await both(
+            outcome_within(joining, deadline_s + SOURCE_GRACE_S), each(calls, deadline_s)
+        )
+        if self._receivers.quarantine_failed(answers, "handshake"):
             await self.close()
             return False
-        error = joining.result().error
-        if error is not None:
+        if joined.error is not None:
             await self.close()
-            raise error
+            raise joined.error
         return True
 
     async def _ask(self, awaitable: Awaitable[ResultT]) -> ResultT:
@@ -218,11 +211,10 @@ class Broadcast:
             for name, receiver in active.items()
         }
         started = self._clock()
-        async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._broadcast(bucket))
-            answers = group.create_task(each(calls, self._config.broadcast_deadline_s))
+        sent, outcomes = await both(
+            self._broadcast(bucket), each(calls, self._config.broadcast_deadline_s)
+        )
         elapsed = self._clock() - started
-        sent, outcomes = sending.result(), answers.result()
         if sent.value is not None:
             window.gather_s += sent.value.gather_s
             window.broadcast_s += sent.value.broadcast_s

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from awrl_trainer.outcome import CallOutcome, outcome_of_async
 from awrl_trainer.weights.protocols import WeightReceiver
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
+OtherT = TypeVar("OtherT")
 
 
 async def outcome_within(awaitable: Awaitable[ResultT], deadline_s: float) -> CallOutcome[ResultT]:
@@ -75,3 +76,12 @@ async def each(
             for name, call in calls.items()
         }
     return {name: task.result() for name, task in tasks.items()}
+
+
+async def both(
+    first: Coroutine[Any, Any, ResultT], second: Coroutine[Any, Any, OtherT]
+) -> tuple[ResultT, OtherT]:
+    """Await two outcomes at the same time."""
+    async with asyncio.TaskGroup() as group:
+        one, other = group.create_task(first), group.create_task(second)
+    return one.result(), other.result()
