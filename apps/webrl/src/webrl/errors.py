@@ -33,13 +33,15 @@ BrowserFaultKind: TypeAlias = Literal[
     "dialog_storm",
     "page_error",
     "blocked",
+    "refused",
 ]
 """Which part failed.
 
 `browser_lost`: the browser process is gone; `driver_lost`: its driver; `page_crashed`: a renderer;
 `navigation_error`: the task's page can not be opened; `timeout`: a call missed its deadline;
 `dialog_storm`: a page opens dialogs for ever; `page_error`: the page's scripts do not answer as
-the task says; `blocked`: the site shows a wall to robots.
+the task says; `blocked`: the site shows a wall to robots or wants to know who asks; `refused`: the
+task's page is at an address that pages may not reach.
 """
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import pytest
@@ -161,3 +162,81 @@ def test_addresses_that_a_policy_may_not_open(url: str, reason: str) -> None:
 @pytest.mark.parametrize("url", ["http://a.example/", "HTTPS://a.example:8443/x?y#z"])
 def test_addresses_that_a_policy_may_open(url: str) -> None:
     assert refusal(url) is None
+
+
+_GET = b"GET http://127.0.0.1:%d/ HTTP/1.1\r\nHost: site\r\n\r\n"
+
+
+class _Stubborn:
+    """A site that keeps every connection open, whatever it is asked for."""
+
+    def __init__(self) -> None:
+        self.heads: list[bytes] = []
+        self.num_open = 0
+        self.closed = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_open += 1
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\nKeep-Alive: 9\r\nContent-Length: 1\r\n\r\nx")
+        self.num_open -= 1
+        self.closed.set()
+        writer.close()
+
+
+@asynccontextmanager
+async def _stubborn_site() -> AsyncGenerator[tuple[_Stubborn, int]]:
+    site = _Stubborn()
+    server = await asyncio.start_server(site.serve, "127.0.0.1", 0)
+    async with server:
+        yield site, server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("is_tunnel", [False, True])
+@pytest.mark.parametrize("first_to_go", ["page", "proxy"])
+def test_a_connection_to_a_site_ends_with_the_page_and_with_the_proxy(
+    is_tunnel: bool, first_to_go: str
+) -> None:
+    async def main() -> None:
+        async with _stubborn_site() as (site, port):
+            guard = GuardProxy(allow=lambda _: True)
+            async with guard:
+                near = int(guard.url.rpartition(":")[2])
+                reader, writer = await asyncio.open_connection("127.0.0.1", near)
+                if is_tunnel:
+                    writer.write(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\n" % port)
+                    await reader.readuntil(b"\r\n\r\n")
+                    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                else:
+                    writer.write(_GET % port)
+                await reader.readuntil(b"\r\n\r\nx")
+                assert site.num_open == 1
+                if first_to_go == "page":
+                    writer.close()
+                    await asyncio.wait_for(site.closed.wait(), 10)
+            await asyncio.wait_for(site.closed.wait(), 10)
+            assert site.num_open == 0
+            writer.close()
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+def test_a_page_is_told_that_each_plain_connection_closes() -> None:
+    async def main() -> tuple[bytes, list[bytes]]:
+        async with _stubborn_site() as (site, port), GuardProxy(allow=lambda _: True) as guard:
+            near = int(guard.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", near)
+            writer.write(_GET % port)
+            told = await reader.readuntil(b"\r\n\r\nx")
+            writer.close()
+            return told, site.heads
+
+    told, heads = asyncio.run(main())
+    assert told.startswith(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert b"\r\nConnection: close\r\n" in told
+    assert b"Keep-Alive" not in told
+    assert heads == [b"GET / HTTP/1.1\r\nHost: site\r\nConnection: close\r\n\r\n"]

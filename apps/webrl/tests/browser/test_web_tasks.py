@@ -31,6 +31,11 @@ _PAGES = {
         go</a><input id=i style="position:fixed;left:200px;top:0;width:200px;height:100px">
         <div style="height:3000px"></div>""",
     "/second": "<title>second</title>second",
+    "/storm": "<script>while (true) alert('again')</script>",
+    "/opens-code": """<body style="height:300px">
+        <script>onclick = () => open('/code' + location.search)</script>""",
+    "/code": """<input autofocus><script>let n = 0
+        addEventListener(location.search.slice(1), () => { if (++n > 2) close() })</script>""",
     "/slow-image": '<img src="/never"><p>here</p>',
 }
 
@@ -42,6 +47,8 @@ async def _site(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(
             status=403, text="<title>Just a moment...</title>", content_type="text/html"
         )
+    if request.path.startswith("/status/"):
+        return web.Response(status=int(request.path.removeprefix("/status/")), text="an error")
     page = _PAGES.get(request.path)
     if page is None:
         return web.Response(status=404, text="no such page")
@@ -184,9 +191,12 @@ def test_a_wall_to_robots_is_blocked_and_no_failure() -> None:
     assert _run(body) == "blocked"
 
 
-def test_a_missing_page_is_shown_to_the_policy() -> None:
+def test_a_missing_page_that_the_policy_opens_is_shown_to_it() -> None:
     async def body(_: BrowserPool, session: BrowserSession, base: str) -> str:
-        return (await session.reset(_task(base + "/no-such-page"), 0)).url.removeprefix(base)
+        await session.reset(_task(base + "/"), 0)
+        outcome = await session.step(Navigate(base + "/no-such-page"))
+        assert outcome.observation is not None
+        return outcome.observation.url.removeprefix(base)
 
     assert _run(body) == "/no-such-page"
 
@@ -227,3 +237,54 @@ def test_marked_screenshots_number_what_can_be_clicked() -> None:
     assert events == ["no_effect"]
     assert left == 0
     assert rewards == [None, 1.0]
+
+
+_STATUS_OF_KIND = {
+    "blocked": (401, 403, 429, 451),
+    "navigation_error": (400, 404, 410, 500, 503),
+}
+
+
+def test_no_episode_starts_on_a_page_of_an_error() -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {kind: [] for kind in _STATUS_OF_KIND}
+        for status in sorted(sum(_STATUS_OF_KIND.values(), ())):
+            with pytest.raises(BrowserFault, match=str(status)) as caught:
+                await session.reset(_task(f"{base}/status/{status}"), 0)
+            found[caught.value.kind].append(status)
+        return found
+
+    assert _run(body) == {kind: list(statuses) for kind, statuses in _STATUS_OF_KIND.items()}
+
+
+@pytest.mark.parametrize("address", ["{site}/", "http://10.0.0.1/", "https://127.0.0.1:8443/"])
+def test_a_start_at_a_private_address_says_so(address: str) -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> None:
+        with pytest.raises(BrowserFault, match=r"allow_private = true") as caught:
+            await session.reset(_task(address.format(site=base), allow_private=False), 0)
+        assert caught.value.kind == "refused"
+
+    _run(body)
+
+
+@pytest.mark.parametrize("moment", ["keydown", "keypress", "input", "keyup"])
+def test_a_popup_that_closes_at_a_key_is_no_fault(moment: str) -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> tuple[str, list[str]]:
+        await session.reset(_task(f"{base}/opens-code?{moment}"), 0)
+        await session.step(LeftClick(500, 500))
+        outcome = await session.step(TypeText("123456"))
+        assert outcome.observation is not None
+        return outcome.observation.url, [event.kind for event in outcome.events]
+
+    url, events = _run(body)
+    assert "/opens-code" in url
+    assert "page_closed" in events
+
+
+def test_alerts_without_end_while_a_page_loads_are_a_dialog_storm() -> None:
+    async def body(pool: BrowserPool, session: BrowserSession, base: str) -> tuple[str, int]:
+        with pytest.raises(BrowserFault) as caught:
+            await session.reset(_task(base + "/storm"), 0)
+        return caught.value.kind, pool.statistics().num_browser_launches
+
+    assert _run(body) == ("dialog_storm", 1)

@@ -20,7 +20,9 @@ class FaultKind(enum.Enum):
 
     BROWSER_LOST = "browser_lost"
     SITE_BLOCKED = "site_blocked"
+    ADDRESS_REFUSED = "address_refused"
     NAVIGATION_ERROR = "navigation_error"
+    PAGE_ERROR = "page_error"
     TIMEOUT = "timeout"
     JUDGE_ERROR = "judge_error"
     GENERATION_ERROR = "generation_error"

@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Callable
 from webrl.browser.page import LivePage
 from webrl.errors import BrowserFault
 
-_BOT_DETECTION_STATUS = frozenset({401, 403, 429, 503})
+_REFUSING_STATUS = frozenset({401, 403, 429, 451})
+"""The site will not serve this visitor: without a login, at this rate, from here, or at all."""
 _BOT_DETECTION_TEXT = re.compile(
     r"just a moment|attention required|access denied|verify (that )?you are (a )?human|are you a "
     r"robot|unusual traffic|captcha|security check|bot detection|too many requests",
@@ -34,15 +35,17 @@ async def check_arrival(page: LivePage, status: int | None) -> None:
         status: HTTP status of the page, if it came over HTTP.
 
     Raises:
-        BrowserFault: `blocked` for bot detection, `navigation_error` for a site that is down.
+        BrowserFault: `blocked` for a site that will not serve this visitor, `navigation_error` for
+            any other error: nobody can do the task on such a page.
     """
     if status is None or status < 400:
         return
-    text = str(await page.evaluate(_LOOK))
-    if status in _BOT_DETECTION_STATUS and _BOT_DETECTION_TEXT.search(text):
-        raise BrowserFault("blocked", f"status {status}: {text.strip()[:100]!r}")
-    if status >= 500:
-        raise BrowserFault("navigation_error", f"the site answered with status {status}")
+    text = str(await page.evaluate(_LOOK)).strip()
+    if status in _REFUSING_STATUS or _BOT_DETECTION_TEXT.search(text):
+        raise BrowserFault("blocked", f"status {status}: {text[:100]!r}")
+    raise BrowserFault(
+        "navigation_error", f"the site answered with status {status}: {text[:100]!r}"
+    )
 
 
 FIRST_PAUSE_S = 0.1

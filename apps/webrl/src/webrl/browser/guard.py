@@ -6,7 +6,10 @@ Invariants:
   checked is the address that is connected to, so a name can not resolve to something else later;
 * an address is reached only when it is global: loopback, private networks, link-local addresses
   (cloud metadata) and reserved ones are refused with 403;
-* nothing is read of an encrypted connection, nothing is kept of any.
+* nothing is read of an encrypted connection, nothing is kept of any;
+* a connection to a site ends with the page's side of it, and all end with the proxy;
+* each plain request has a connection of its own: the page is told that it closes, whatever the site
+  says, since a second request on it would never be checked.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -27,6 +32,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 _MAX_HEAD = 1 << 16
+_END_OF_HEAD = b"\r\n\r\n"
+_KEPT_HOSTS = 256
+_BROKEN = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+"""How a connection fails: an error of the network, or an end or a length that HTTP does not allow."""
 _REFUSED = (
     b"HTTP/1.1 403 Forbidden\r\nContent-Length: 16\r\nConnection: close\r\n\r\naddress refused\n"
 )
@@ -80,6 +89,10 @@ class GuardProxy:
         self._allow = allow
         self._connect_s = connect_s
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[object]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._refused: deque[str] = deque(maxlen=_KEPT_HOSTS)
         self._num_refused = 0
 
     @property
@@ -93,6 +106,10 @@ class GuardProxy:
     def num_refused(self) -> int:
         """Return how many requests were refused."""
         return self._num_refused
+
+    def has_refused(self, host: str) -> bool:
+        """Return whether an address of `host` was refused lately."""
+        return host in self._refused
 
     async def __aenter__(self) -> GuardProxy:
         """Start to listen on loopback."""
@@ -111,17 +128,30 @@ class GuardProxy:
         if self._server is not None:
             self._server.close()
             self._server = None
+        for serving in self._serving:
+            serving.cancel()
+        await self._idle.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None  # a server calls this in a task of its own
+        self._serving.add(serving)
+        self._idle.clear()
+        serving.add_done_callback(self._served)
         try:
             await self._forward(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            logger.debug("proxied connection ended: %s", error)
+        except _BROKEN as error:
+            logger.debug("proxied connection broke: %s", error)
         finally:
             writer.close()
 
+    def _served(self, serving: asyncio.Task[object]) -> None:
+        self._serving.discard(serving)
+        if not self._serving:
+            self._idle.set()
+
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
+        head = await reader.readuntil(_END_OF_HEAD)
         request = _parse(head)
         if request is None:
             writer.write(_BAD)
@@ -130,6 +160,7 @@ class GuardProxy:
         addresses = await self._public_addresses(host, port)
         if addresses is None:
             self._num_refused += 1
+            self._refused.append(host)
             logger.debug("refused %s:%d", host, port)
             writer.write(_REFUSED)
             return
@@ -192,24 +223,50 @@ async def _join(
     *,
     first: bytes | None,
 ) -> None:
-    """Copy both ways until one side ends."""
+    """Copy both ways until either side ends."""
+    ended = asyncio.Event()
+
+    async def run(way: Awaitable[None]) -> None:
+        try:
+            await way
+        except _BROKEN as error:
+            logger.debug("proxied connection broke: %s", error)
+        finally:
+            ended.set()
+
+    async def back() -> None:
+        if first is not None:
+            writer.write(await _closing_head(far_reader))
+        await _copy(far_reader, writer)
+
+    if first is None:
+        writer.write(_OPEN)
+    else:
+        far_writer.write(first)
     try:
-        if first is None:
-            writer.write(_OPEN)
-        else:
-            far_writer.write(first)
         async with UnwrappedTaskGroup() as group:
-            there = group.create_task(_copy(reader, far_writer))
-            await _copy(far_reader, writer)
-            there.cancel()
+            ways = [group.create_task(run(way)) for way in (_copy(reader, far_writer), back())]
+            await ended.wait()
+            for way in ways:
+                way.cancel()
     finally:
         far_writer.close()
 
 
+async def _closing_head(reader: asyncio.StreamReader) -> bytes:
+    """Return the head of an answer, and of those before it (1xx), which says that it closes."""
+    heads = b""
+    while True:
+        head = await reader.readuntil(_END_OF_HEAD)
+        status, *headers = head.removesuffix(_END_OF_HEAD).split(b"\r\n")
+        if re.match(rb"\S+ 1\d\d ", status):
+            heads += head
+            continue
+        kept = [h for h in headers if not h.lower().startswith((b"connection:", b"keep-alive:"))]
+        return heads + b"\r\n".join([status, *kept, b"Connection: close"]) + _END_OF_HEAD
+
+
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while chunk := await reader.read(_CHUNK):
-            writer.write(chunk)
-            await writer.drain()
-    except OSError as error:
-        logger.debug("proxied connection ended: %s", error)
+    while chunk := await reader.read(_CHUNK):
+        writer.write(chunk)
+        await writer.drain()

@@ -174,14 +174,25 @@ class LivePage:
                 what,
             )
         except BrowserFault as fault:
-            raise await self._explain(fault) from fault
+            raise await self._of_navigation(await self.explain(fault)) from fault
         if self.page.url == "about:blank" != url:
             raise BrowserFault("navigation_error", f"{what}: the page stayed blank")
         self.loaded_url = url
         self.events.has_document = True
         return None if response is None else response.status
 
-    async def _explain(self, fault: BrowserFault) -> BrowserFault:
+    async def explain(self, fault: BrowserFault) -> BrowserFault:
+        """Return why a call on the page failed: the browser's end, the page's, or its own reason.
+
+        Playwright says the same of a page that closed and of a browser that is gone.
+        """
+        known = self.events.fault or fault
+        if known.kind not in ("page_crashed", "browser_lost"):
+            return known
+        lives = await self._browser.answers(self._config.deadlines.evaluate_s)
+        return BrowserFault("page_crashed" if lives else "browser_lost", known.detail)
+
+    async def _of_navigation(self, fault: BrowserFault) -> BrowserFault:
         """Return the fault of a failed navigation: the site's, unless the browser hangs."""
         is_slow_site = fault.kind == "timeout" and await self._browser.answers(
             self._config.deadlines.evaluate_s
@@ -256,14 +267,13 @@ class LivePage:
     async def _call(
         self, calls: Sequence[tuple[str, Parameters]], deadline_s: float
     ) -> list[dict[str, Any]]:
-        self.events.check()
         try:
+            self.events.check()
             return await self._browser.devtools.call_all(
                 self._session, calls, deadline_s=deadline_s
             )
-        except BrowserFault:
-            self.events.check()  # a crash or a storm explains more than the call that met it
-            raise
+        except BrowserFault as fault:
+            raise await self.explain(fault) from fault
 
 
 class PageEvents:

@@ -20,7 +20,13 @@ from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.page import LivePage
 from webrl.browser.perform import Performer
 from webrl.browser.recovery import RecoveryLevel
+from webrl.errors import BrowserFault
 from webrl.tasks import Task
+
+_REFUSED = (
+    "{} must be at a public address, got a private one. Give the task allow_private = true when "
+    "its site is one of your own."
+)
 
 
 class Pool(Protocol):
@@ -55,6 +61,10 @@ class Pool(Protocol):
 
     def address(self, task: Task) -> str:
         """Return the absolute address of a task's page."""
+        ...
+
+    def has_refused(self, url: str) -> bool:
+        """Return whether the host of `url` is at an address that pages may not reach."""
         ...
 
 
@@ -98,13 +108,18 @@ class PageCache:
         """Open the task's page.
 
         Raises:
-            BrowserFault: The site is down, or takes the browser for a robot's.
+            BrowserFault: The site is down, may not be reached, or takes the browser for a robot's.
         """
+        address = self._pool.address(task)
         page.stays_on = self._pool.address(task)[: -len(task.url)] if task.is_local else None
-        status = await page.goto(
-            self._pool.address(task), wait_until_load=task.start_script is not None
-        )
-        await check_arrival(page, status)
+        try:
+            status = await page.goto(address, wait_until_load=task.start_script is not None)
+            await check_arrival(page, status)
+        except BrowserFault:
+            for url in () if task.allow_private else (page.page.url, address):
+                if self._pool.has_refused(url):
+                    raise BrowserFault("refused", _REFUSED.format(url)) from None
+            raise
 
     async def drop_page(self, task: Task) -> None:
         """Close the page of `task`, so that the next one is new."""

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 from awrl_rollout import UnwrappedTaskGroup
@@ -138,6 +139,11 @@ class BrowserPool:
         """Return the absolute address of a task's page."""
         assert self._server is not None  # set on entry
         return self._server.base_url + task.url if task.url.startswith("/") else task.url
+
+    def has_refused(self, url: str) -> bool:
+        """Return whether the host of `url` is at an address that pages may not reach."""
+        host = urlsplit(url).hostname
+        return host is not None and self._guard.has_refused(host)
 
     def statistics(self) -> PoolStatistics:
         """Return the counts so far."""

@@ -27,6 +27,7 @@ class RecoveryLevel(IntEnum):
 HIGHEST: Mapping[BrowserFaultKind, RecoveryLevel] = {
     "navigation_error": RecoveryLevel.PAGE,
     "blocked": RecoveryLevel.NOTHING,
+    "refused": RecoveryLevel.NOTHING,
     "page_error": RecoveryLevel.CONTEXT,
     "page_crashed": RecoveryLevel.CONTEXT,
     "dialog_storm": RecoveryLevel.PAGE,

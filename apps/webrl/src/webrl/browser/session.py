@@ -230,7 +230,7 @@ class BrowserSession:
             if not await performer.go_back(episode.active):
                 await context.close_top(episode.page)  # a tab's way back is to the page before it
         else:
-            await performer.perform(episode.active, action)
+            await self._perform(episode, action)
         if task.reset != "new_context":
             return
         for _ in range(self._pool.config.max_pages_per_context):
@@ -241,6 +241,15 @@ class BrowserSession:
             if episode.active is not episode.page:
                 episode.page.events.adopt(episode.active.events.take())
             episode.active = active
+
+    async def _perform(self, episode: _Episode, action: Action) -> None:
+        """Perform `action` on the active page; a popup that it closes is its effect, no fault."""
+        try:
+            await self._pool.performer.perform(episode.active, action)
+        except BrowserFault as fault:
+            explained = await episode.active.explain(fault)
+            if episode.active is episode.page or explained.kind != "page_crashed":
+                raise explained from fault
 
     def _continue(self, episode: _Episode, look: _Look) -> StepOutcome:
         events = self._take_events(episode)

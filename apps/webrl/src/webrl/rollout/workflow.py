@@ -48,7 +48,8 @@ BROWSER_FAULTS: Mapping[str, FaultKind] = {
     "navigation_error": FaultKind.NAVIGATION_ERROR,
     "timeout": FaultKind.TIMEOUT,
     "dialog_storm": FaultKind.NAVIGATION_ERROR,
-    "page_error": FaultKind.NAVIGATION_ERROR,
+    "page_error": FaultKind.PAGE_ERROR,
+    "refused": FaultKind.ADDRESS_REFUSED,
     "blocked": FaultKind.SITE_BLOCKED,
 }
 """The browser layer's kinds of fault as the rollout package counts them."""

@@ -32,7 +32,13 @@ from awrl_rollout.retry import RetryPolicy
 logger = logging.getLogger(__name__)
 
 NEVER_RETRIED: frozenset[FaultKind] = frozenset(
-    {FaultKind.TIMEOUT, FaultKind.CANCELLED, FaultKind.WORKER_LOST, FaultKind.SITE_BLOCKED}
+    {
+        FaultKind.TIMEOUT,
+        FaultKind.CANCELLED,
+        FaultKind.WORKER_LOST,
+        FaultKind.SITE_BLOCKED,
+        FaultKind.ADDRESS_REFUSED,
+    }
 )
 """Kinds that a second run in the same slot cannot help, or that already cost a whole deadline."""
 
