@@ -6,7 +6,8 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,36 @@ def _load_programs() -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+observers: list[Callable[[], None]] = []
+
+
+def audit(event: str, _: tuple[object, ...]) -> None:
+    if observers and event in CHANGES:
+        observer = observers.pop()
+        observer()
+        observers.append(observer)
+
+
+sys.addaudithook(audit)
+
+
+@contextmanager
+def _before_each_change(act: Callable[[], None]) -> Generator[None]:
+    """Call something before each change to any file of this process."""
+    observers.append(act)
+    try:
+        yield
+    finally:
+        observers.clear()
+
+
+@pytest.fixture(scope="session")
+def before_each_change() -> Callable[[Callable[[], None]], AbstractContextManager[None]]:
+    """Calls something before each change to any file, inside of a block."""
+    return _before_each_change
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from awrl_trainer.actor import FSDPActor
 from awrl_trainer.collate import collate_model_inputs, collate_text
 from awrl_trainer.config import ActorConfig, LossConfig, OptimizerConfig
 from awrl_trainer.errors import BatchError, CheckpointError, PublishError
+from awrl_trainer.folders import latest_complete_checkpoint
 from awrl_trainer.rows import Batch, TrainRow
 from awrl_trainer.update import UpdateResult
 from awrl_trainer.weights.config import PublisherConfig, PublishReport
@@ -21,7 +22,7 @@ from awrl_trainer.weights.protocols import (
 )
 from awrl_trainer.weights.publisher import WeightPublisher
 from awrl_trainer.weights.sender import WeightSender
-from awrl_trainer.weights.snapshot import SnapshotWriter, latest_complete_checkpoint
+from awrl_trainer.weights.snapshot import SnapshotWriter
 
 __all__ = [
     "ActorConfig",

@@ -157,13 +157,18 @@ class FSDPActor:
 
         Args:
             root: Directory of the checkpoints, shared by all ranks.
-            keep: Complete checkpoints that stay; None keeps all.
+            keep: Complete checkpoints that stay beside the written one; None or a negative number
+                keeps all.
+            extra: JSON values of the caller, which `load` returns.
 
         Returns:
             The checkpoint's directory.
 
         Raises:
-            CheckpointError: The disk refused a write; the previous checkpoints are whole.
+            CheckpointError: The disk refused a write on some rank; the previous checkpoints are
+                whole.
+            TypeError: A value in `extra` that JSON can't hold.
+            ValueError: `keep` is 0 or not a whole number.
         """
         return save_checkpoint(
             Path(root),
@@ -178,6 +183,9 @@ class FSDPActor:
     def load(self, path: Path | str) -> dict[str, Any]:
         """Load a complete checkpoint, on any number of ranks; called on all ranks.
 
+        Optimizer settings stay those of this actor's configuration. Optimizer state of a parameter
+        that had none, such as one that was frozen, starts at zero.
+
         Args:
             path: What `save` or `latest_complete_checkpoint` returned.
 
@@ -185,7 +193,8 @@ class FSDPActor:
             The caller's extra values.
 
         Raises:
-            CheckpointError: Incomplete, or of another model.
+            CheckpointError: It is missing, incomplete, damaged, of a newer format, or of another
+                model; nothing has changed.
         """
         self._version, extra = load_checkpoint(
             Path(path), self.policy, self.optimizer, group=self.mesh.get_group()

@@ -42,4 +42,7 @@ class PublishError(RuntimeError):
 
 
 class CheckpointError(OSError):
-    """A checkpoint is missing, half-written, or belongs to another model."""
+    """A checkpoint can't be written, or is missing, half-written, damaged, foreign or too new.
+
+    The message says which; raised on every rank, with training as it was.
+    """

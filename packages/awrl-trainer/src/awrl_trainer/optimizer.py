@@ -13,7 +13,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -52,7 +52,8 @@ class SteppedOptimizer:
     """
 
     def __init__(self, module: nn.Module, config: OptimizerConfig) -> None:
-        self._config = config
+        self.config = config
+        """Kind and numbers, as given."""
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         groups = [
             {
@@ -70,6 +71,16 @@ class SteppedOptimizer:
             self.inner = torch.optim.SGD(groups, lr=config.lr)
         self.num_steps = 0
 
+    def zero_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return a new state of a parameter as before its first step; empty where it has none."""
+        if self.config.kind != "adamw" or not parameter.requires_grad:
+            return {}
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter.detach()),
+            "exp_avg_sq": torch.zeros_like(parameter.detach()),
+        }
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         self.inner.zero_grad(set_to_none=True)
@@ -79,11 +90,11 @@ class SteppedOptimizer:
         total = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         if isinstance(total, DTensor):
             total = total.full_tensor()
-        lr = learning_rate(self._config, self.num_steps)
+        lr = learning_rate(self.config, self.num_steps)
         is_skipped = not math.isfinite(float(total))
         if not is_skipped:
-            if self._config.max_grad_norm is not None:
-                clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, total)
+            if self.config.max_grad_norm is not None:
+                clip_grads_with_norm_(self._parameters, self.config.max_grad_norm, total)
             for entry in self.inner.param_groups:
                 entry["lr"] = lr
             self.inner.step()

@@ -1,32 +1,20 @@
-"""Snapshots in the Hugging Face format on disk, never seen half-written.
-
-Invariants:
-
-* A snapshot is written under a hidden name, then renamed, then marked: `.save_complete` is the last
-  file to appear, by rename. A directory without it is not a snapshot.
-* Retention never removes the newest complete snapshot, and never an incomplete one that another
-  process may be writing.
-* Newest means the largest version, compared as a number.
-"""
+"""Snapshots in the Hugging Face format on disk, never seen half-written (`awrl_trainer.folders`)."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from awrl_trainer.errors import CheckpointError
+from awrl_trainer.folders import COMPLETE_MARK, check_keep, is_complete, new_folder, remove_old
 
-COMPLETE_MARK = ".save_complete"
-"""Name of the file whose presence says that all others are whole."""
-
-_NAME = re.compile(r"^[A-Za-z_]*?[_-]?(\d+)$")
 _WEIGHT_FILES = re.compile(r"\.(safetensors|bin|pt|pth)$|\.safetensors\.index\.json$")
 
 
@@ -37,11 +25,12 @@ class SnapshotWriter:
         root: Directory of the snapshots; made when missing.
         base: Checkpoint that the policy came from: its config and tokenizer files are copied. None
             writes weights only.
-        keep: Complete snapshots that stay; None or a negative number keeps all.
+        keep: Complete snapshots that stay beside the written one; None or a negative number keeps
+            all.
         shard_bytes: Largest safetensors file.
 
     Raises:
-        ValueError: `keep` is 0, or `shard_bytes` below 1.
+        ValueError: `keep` is 0 or not a whole number, or `shard_bytes` below 1.
         CheckpointError: `base` is not a directory.
     """
 
@@ -53,18 +42,16 @@ class SnapshotWriter:
         keep: int | None = 3,
         shard_bytes: int = 4 * 2**30,
     ) -> None:
-        if keep == 0 or shard_bytes < 1:
-            raise ValueError(
-                f"keep must be >= 1, negative or None, and shard_bytes >= 1, got {keep} and"
-                f" {shard_bytes}. Keep at least the newest."
-            )
+        check_keep(keep)
+        if shard_bytes < 1:
+            raise ValueError(f"shard_bytes must be >= 1, got {shard_bytes}. Give a size in bytes.")
         self.root = Path(root)
         self._base = None if base is None else Path(base)
         if self._base is not None and not self._base.is_dir():
             raise CheckpointError(
                 f"base must be a directory, got {str(self._base)!r}. Give a local checkpoint."
             )
-        self._keep = None if keep is None or keep < 0 else keep
+        self._keep = keep
         self._shard_bytes = shard_bytes
 
     def write(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> Path:
@@ -79,23 +66,16 @@ class SnapshotWriter:
         target = self.root / f"version_{version}"
         if is_complete(target):
             return target
-        hidden = self.root / f".writing_{version}_{os.getpid()}"
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(hidden, ignore_errors=True)
-            shutil.rmtree(target, ignore_errors=True)
-            hidden.mkdir()
-            self._copy_base(hidden)
-            _write_shards(named_tensors, hidden, self._shard_bytes)
-            hidden.rename(target)
-            mark_complete(target)
-        except OSError as error:
-            shutil.rmtree(hidden, ignore_errors=True)
+            with new_folder(target) as hidden:
+                self._copy_base(hidden)
+                _write_shards(named_tensors, hidden, self._shard_bytes)
+        except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"snapshot of version {version} must be writable below {str(self.root)!r}, got:"
                 f" {error}. Free space or choose another directory."
             ) from error
-        remove_old(self.root, self._keep)
+        remove_old(target, self._keep)
         return target
 
     def _copy_base(self, hidden: Path) -> None:
@@ -108,61 +88,6 @@ class SnapshotWriter:
                 and not _WEIGHT_FILES.search(path.name)
             ):
                 shutil.copy2(path, hidden / path.name)
-
-
-def complete_checkpoints(root: Path | str) -> list[Path]:
-    """Return all complete checkpoints below a directory, oldest first.
-
-    Directory names end in a number, which orders them: `version_7`, `step_10000`, `125`.
-
-    Args:
-        root: The directory; a missing one holds none.
-    """
-    root = Path(root)
-    if not root.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.match(path.name))]
-    return [path for _, path in sorted(found) if is_complete(path)]
-
-
-def latest_complete_checkpoint(root: Path | str) -> Path | None:
-    """Return the complete checkpoint with the largest number, None when there is none."""
-    found = complete_checkpoints(root)
-    return found[-1] if found else None
-
-
-def is_complete(path: Path) -> bool:
-    """Return whether a checkpoint carries the mark and every file that it lists."""
-    try:
-        sizes: dict[str, int] = json.loads((path / COMPLETE_MARK).read_text())["files"]
-        return all((path / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def mark_complete(path: Path) -> None:
-    """Write the mark of a finished checkpoint: the size of each of its files, by rename."""
-    files = {
-        str(entry.relative_to(path)): entry.stat().st_size
-        for entry in sorted(path.rglob("*"))
-        if entry.is_file()
-    }
-    draft = path / f"{COMPLETE_MARK}.draft"
-    with draft.open("w") as stream:
-        json.dump({"files": files}, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.rename(path / COMPLETE_MARK)
-
-
-def remove_old(root: Path, keep: int | None) -> None:
-    """Remove all but the newest `keep` complete checkpoints; None keeps all."""
-    if keep is None:
-        return
-    for path in complete_checkpoints(root)[:-keep]:
-        # Without its mark it is no checkpoint any more, should the removal be cut short.
-        (path / COMPLETE_MARK).unlink(missing_ok=True)
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_shards(
