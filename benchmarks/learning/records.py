@@ -31,7 +31,7 @@ def record_of(run: Path) -> dict[str, Any]:
     Args:
         run: Its folder, or a copy of `metrics.jsonl` and `evaluations.jsonl`.
     """
-    steps = read_lines(run / "metrics.jsonl")
+    steps = [line for line in read_lines(run / "metrics.jsonl") if "eval/success" not in line]
     at = seconds_at(steps)
     # Greedy, on held-out seeds: [seconds, version, mean, low, high]
     points = [

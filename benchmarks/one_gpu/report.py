@@ -85,7 +85,8 @@ def devices(rows: Rows) -> dict[str, Any]:
 def main() -> None:
     """Print the report of one run."""
     run_dir, watched = Path(sys.argv[1]), Path(sys.argv[2])
-    metrics, rows = read(run_dir / "metrics.jsonl"), read(watched)
+    metrics = [line for line in read(run_dir / "metrics.jsonl") if "eval/success" not in line]
+    rows = read(watched)
     # Before the first update servers start and kernels compile.
     first = min((row["at"] for row in rows if row.get("version", 0) > 0), default=0.0)
     report = {

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import ablations
-import webrl.run.run
 from mix import Mix, mix_tasks, published_mix, stream_of, uniform_mix
 from rich.console import Console
 from webrl.config import WebRLConfig, load_config, to_toml
@@ -84,7 +83,8 @@ def run_mode(config: WebRLConfig, folder: Path, policy: Path | None) -> Path:
 
 def figures(folder: Path, config: WebRLConfig, mix: Mix, warmup: int) -> dict[str, Any]:
     """Return the figures of one mode over the steps after the warm-up."""
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "eval/success" not in line]
     groups = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
     warmup = min(warmup + config.off_policyness_bound, len(steps) - 1)
     counted = steps[warmup:]
@@ -161,7 +161,7 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     cv = 0.0 if arguments.uniform else 1.0
     tasks = mix_tasks(mix)
     component_configs.load_tasks = lambda names: tasks
-    webrl.run.run.TaskStream = stream_of(mix)
+    component_configs.TaskStream = stream_of(mix)
     configs = [
         configuration(arguments.slots, eta, latency_s, cv, seconds) for eta in arguments.etas
     ]

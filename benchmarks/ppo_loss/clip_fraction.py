@@ -40,7 +40,6 @@ from webrl.config import WebRLConfig, load_config
 from webrl.launch import component_configs
 from webrl.policy import PolicyProcessor, load_policy
 from webrl.rollout.batch_source import GroupFilter
-from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.trajectory import Trajectory
 from webrl.rollout.worker import RolloutWorker
 from webrl.run.run import ensure_policy
@@ -93,12 +92,7 @@ class Rollouts:
     def __init__(self, config: WebRLConfig, worker: RolloutWorker) -> None:
         self._worker = worker
         self._size = config.rollout.consumer_batch_size
-        self._stream = TaskStream(
-            component_configs.task_draw(config),
-            num_seeds=config.env.num_train_seeds,
-            group_size=config.gconfig.n_samples,
-            seed=config.seed,
-        )
+        self._stream = component_configs.task_stream(config)
         self._filter = GroupFilter(self._stream)
 
     async def collect(self) -> tuple[list[GroupMember], float]:

@@ -168,7 +168,9 @@ def components(config: WebRLConfig) -> list[object]:
         if config.is_synchronous
         else (component_configs.staleness_config(config), controller),
         component_configs.test_tasks(config),
-        component_configs.task_draw(config),
+        component_configs.train_tasks(config),
+        component_configs.task_stream(config).group(3),
+        component_configs.task_stream(config).fingerprint,
         component_configs.engine_spec(config, servers, processor),
         component_configs.pixelstore_config(config),
         publisher.backend,

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from webrl.config import load_config, packaged_configs, resolve_run_dir, to_toml
 from webrl.errors import ConfigError
@@ -31,6 +31,7 @@ def test_every_packaged_config_loads_and_its_dump_loads_to_the_same(
     assert load_config(str(file)).config == config
 
 
+@settings(deadline=None)
 @given(
     text=st.text(min_size=1).filter(lambda text: text.strip() not in ("", "none", "null")),
     lr=st.floats(min_value=1e-300, max_value=1e300),

@@ -55,7 +55,8 @@ class Runs:
 
     def lines(self, run_dir: Path) -> list[dict[str, Any]]:
         """Return the metrics of every step."""
-        return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+        return [line for line in map(json.loads, lines) if "eval/success" not in line]
 
     def samples(self, run_dir: Path) -> list[dict[str, Any]]:
         """Return every sampled trajectory."""

@@ -10,7 +10,6 @@ import pytest
 from chaos import examine
 from webrl.config import load_config, to_toml
 from webrl.launch import component_configs
-from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.trajectory import EpisodeTask
 
 CONFIG = load_config("laptop", ["gconfig.n_samples=4", "rollout.consumer_batch_size=8"]).config
@@ -18,10 +17,7 @@ CONFIG = load_config("laptop", ["gconfig.n_samples=4", "rollout.consumer_batch_s
 
 def group(index: int) -> dict[str, Any]:
     """A line of `episodes.jsonl`, as the data order has it."""
-    seeds = CONFIG.env.num_train_seeds
-    stream = TaskStream(
-        component_configs.task_draw(CONFIG), num_seeds=seeds, group_size=4, seed=CONFIG.seed
-    )
+    stream = component_configs.task_stream(CONFIG)
     members: list[dict[str, Any]] = []
     for request in stream.group(index):
         assert isinstance(request.payload, EpisodeTask)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from webrl.rollout.task_stream import HELD_OUT_SEEDS, TaskStream
 from webrl.rollout.trajectory import EpisodeTask
 from webrl.tasks import Task
@@ -63,6 +68,65 @@ def test_a_task_whose_seed_changes_nothing_comes_once_an_epoch_and_keeps_its_lab
         ("b", 0, "hard"),
         ("c", 0, "easy"),
     }
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ((2, 3), (0.4, 0.6)),
+        ((1, 1.4), (5 / 12, 7 / 12)),
+        ((0.7, 1, 0.1), (7 / 18, 10 / 18, 1 / 18)),
+    ],
+)
+@pytest.mark.parametrize("is_seeded", [True, False])
+def test_tasks_are_drawn_as_their_weights_say(
+    weights: tuple[float, ...], expected: tuple[float, ...], is_seeded: bool
+) -> None:
+    stream = TaskStream(
+        [make_task(f"t{number}", is_seeded=is_seeded) for number in range(len(weights))],
+        num_seeds=7,
+        group_size=1,
+        seed=0,
+        weights=weights,
+    )
+    drawn = Counter(name for name, _ in items(stream, 12_600))
+    for number, share in enumerate(expected):
+        assert drawn[f"t{number}"] / 12_600 == pytest.approx(share, abs=2e-3)
+
+
+def test_within_one_epoch_weights_hold_and_what_comes_twice_is_no_part_of_the_order() -> None:
+    tasks = [make_task(f"{number}", is_seeded=False) for number in range(1000)]
+    stream = TaskStream(tasks, num_seeds=1, group_size=1, seed=0, weights=[1.0] * 500 + [1.4] * 500)
+    assert stream.epoch_length == 500 + 700
+    drawn = Counter(int(name) for name, _ in items(stream, 1200))
+    assert set(drawn) == set(range(1000))
+    twice = [number for number, count in drawn.items() if count == 2]
+    assert len(twice) == 200
+    assert 90 <= sum(number < 750 for number in twice) <= 110
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    weights=st.lists(st.sampled_from([0.1, 0.3, 1.0, 1.4, 2.4, 7.0]), min_size=1, max_size=4),
+    num_seeds=st.integers(1, 5),
+)
+def test_every_group_is_a_function_of_its_index_and_no_task_falls_behind(
+    weights: list[float], num_seeds: int
+) -> None:
+    def stream() -> TaskStream:
+        tasks = [make_task(f"t{number}") for number in range(len(weights))]
+        return TaskStream(tasks, num_seeds=num_seeds, group_size=1, seed=1, weights=weights)
+
+    first = stream()
+    drawn = items(first, 300)
+    assert items(stream(), 300) == drawn
+    backwards = stream()
+    again = [backwards.group(index)[0].payload for index in reversed(range(300))]
+    assert [(p.definition.name, p.seed) for p in again if isinstance(p, EpisodeTask)] == drawn[::-1]
+    total, slack = sum(weights), first.epoch_length + len(weights)
+    for number, weight in enumerate(weights):
+        count = sum(name == f"t{number}" for name, _ in drawn)
+        assert abs(count - 300 * weight / total) <= slack
 
 
 def test_the_stream_never_ends() -> None:

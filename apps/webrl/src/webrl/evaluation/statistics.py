@@ -45,6 +45,24 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
     """1 or 0 by `task#seed`; faults are absent."""
 
+    def metrics(self) -> dict[str, float]:
+        """Return the figures that belong to a step of training."""
+        pair = {
+            "eval/paired_difference": self.paired_difference,
+            "eval/paired_low": self.paired_low,
+            "eval/paired_high": self.paired_high,
+        }
+        return {
+            "eval/success": self.mean,
+            "eval/success_low": self.low,
+            "eval/success_high": self.high,
+            "eval/episodes": float(self.num_episodes),
+            "eval/faults": float(self.num_faults),
+            "eval/duration_s": self.duration_s,
+            "eval/version": float(self.version),
+            **{name: value for name, value in pair.items() if value is not None},
+        }
+
 
 def wilson_interval(num_successes: int, num_trials: int, z: float = Z_95) -> tuple[float, float]:
     """Return the Wilson score interval of a share (Wilson 1927).

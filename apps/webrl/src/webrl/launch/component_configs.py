@@ -21,6 +21,7 @@ from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.cluster.placement import RoleSpec
 from webrl.config import TaskSection, WebRLConfig
 from webrl.policy import PolicyProcessor
+from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.worker import WorkerSpec
 from webrl.rollout.workflow import WorkflowConfig
 from webrl.servers.server_actor import ServerSpec
@@ -137,16 +138,21 @@ def _tasks(
     ]
 
 
-def task_draw(config: WebRLConfig) -> list[Task]:
-    """Return the training tasks repeated by weight, the lightest once."""
-    entries = [entry for entry in config.tasks if entry.split != "test"]
-    lightest = min(entry.weight for entry in entries)
-    return [
-        task
-        for entry in entries
+def task_stream(config: WebRLConfig) -> TaskStream:
+    """Return the order of training groups, at its beginning."""
+    weighed = [
+        (task, entry.weight)
+        for entry in config.tasks
+        if entry.split != "test"
         for task in _tasks(config, entry, entry.max_steps)
-        for _ in range(max(1, round(entry.weight / lightest)))
     ]
+    return TaskStream(
+        [task for task, _ in weighed],
+        num_seeds=config.env.num_train_seeds,
+        group_size=config.gconfig.n_samples,
+        seed=config.seed,
+        weights=[weight for _, weight in weighed],
+    )
 
 
 def worker_spec(

@@ -74,7 +74,9 @@ class BatchLog:
 
     def rewind(self, step: int) -> None:
         """Forget every update after this step."""
+        self._file.close()
         drop_later_lines(self._path, step)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Close the file."""

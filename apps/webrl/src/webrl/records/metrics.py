@@ -3,7 +3,8 @@
 Invariants:
     * a line of `metrics.jsonl` is written whole and flushed, so a killed run keeps every step;
     * a run that goes on from a checkpoint forgets the steps after it: they are taken again;
-    * a tracker that fails never stops training: the failure is logged once and the sink is dropped.
+    * a sink that fails, at any call and in any way, never ends training: it is warned about once,
+      tried again with every step, and its failures are counted.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import json
 import logging
 import math
 import os
+import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,20 +29,19 @@ logger = logging.getLogger(__name__)
 _EXTRAS = {"wandb": "wandb", "trackio": "trackio"}
 
 
-def drop_later_lines(path: Path, step: int) -> None:
-    """Cut a JSON-lines file in front of its first line whose `step` is greater.
+def drop_later_lines(path: Path, last: int, key: str = "step") -> None:
+    """Leave in a JSON-lines file the whole lines whose `key` is at most `last`; it appears by rename.
 
     Args:
-        path: The file; its lines are in the order of their steps, a torn last line is cut too.
-        step: The last step to keep.
+        path: The file; a torn last line is dropped too.
+        last: The last step, or whatever the key counts, to keep.
     """
-    kept = 0
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
-                break
-            kept += len(line)
-    os.truncate(path, kept)
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    with path.open("rb") as file, draft.open("wb") as kept:
+        kept.writelines(
+            line for line in file if line.endswith(b"\n") and json.loads(line)[key] <= last
+        )
+    draft.rename(path)
 
 
 class MetricSink(Protocol):
@@ -65,6 +68,7 @@ class JsonLinesSink:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
         self._clock = clock
 
@@ -76,7 +80,11 @@ class JsonLinesSink:
 
     def rewind(self, step: int) -> None:
         """Drop the lines of later steps."""
-        drop_later_lines(Path(self._file.name), step)
+        self._file.close()
+        try:
+            drop_later_lines(self._path, step)
+        finally:
+            self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Close the file."""
@@ -107,10 +115,15 @@ class TensorBoardSink:
 
 
 class TrackerSink:
-    """Writes to Weights & Biases or Trackio, which share one interface."""
+    """Writes to Weights & Biases or Trackio, which share one interface.
 
-    def __init__(self, module: str, project: str, name: str, config: Mapping[str, Any]) -> None:
-        """Start a tracked run.
+    A run that goes on continues the tracked run of its folder. Weights & Biases drops steps below
+    its newest one, so a step is a figure there, and the axis of all others: steps that are taken
+    again are drawn again.
+    """
+
+    def __init__(self, module: str, run_dir: Path, config: Mapping[str, Any]) -> None:
+        """Start or continue a tracked run.
 
         Raises:
             ConfigError: The extra that brings the tracker is not installed.
@@ -123,11 +136,21 @@ class TrackerSink:
                 f"Install it with: pip install 'webrl[{_EXTRAS[module]}]'."
             )
             raise ConfigError([Problem(key="logging.tracker", message=message)]) from error
-        self._tracker.init(project=project, name=name, config=dict(config))
+        self._has_axis = module == "wandb"
+        project = os.environ.get(f"{module.upper()}_PROJECT", "webrl")
+        place = {"dir": str(run_dir), "id": _tracker_id(run_dir)} if self._has_axis else {}
+        self._tracker.init(
+            project=project, name=run_dir.name, config=dict(config), resume="allow", **place
+        )
+        if self._has_axis:
+            self._tracker.define_metric("*", step_metric="step")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log one step."""
-        self._tracker.log(dict(metrics), step=step)
+        if self._has_axis:
+            self._tracker.log({"step": step, **metrics})
+        else:
+            self._tracker.log(dict(metrics), step=step)
 
     def rewind(self, step: int) -> None:
         """Change nothing: what was sent to a tracker stays there."""
@@ -137,12 +160,23 @@ class TrackerSink:
         self._tracker.finish()
 
 
-class MetricLog:
-    """All sinks of a run behind one `log`."""
+def _tracker_id(run_dir: Path) -> str:
+    """Return the id of the folder's tracked run; it is made once and kept there."""
+    path = run_dir / "tracker_id"
+    if not path.is_file():
+        path.write_text(secrets.token_hex(8), encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()
 
-    def __init__(self, sinks: list[MetricSink]) -> None:
+
+class MetricLog:
+    """All sinks of a run behind one `log`, for every thread of the run."""
+
+    def __init__(self, sinks: Sequence[MetricSink]) -> None:
         """Take over the sinks; `close` closes them."""
-        self._sinks = sinks
+        self._sinks = list(sinks)
+        self._lock = threading.Lock()
+        self.num_failures: Counter[str] = Counter()
+        """Calls that failed, by the sink's name."""
 
     @classmethod
     def open(
@@ -153,29 +187,51 @@ class MetricLog:
         Args:
             tracker: `tensorboard`, `wandb`, `trackio` or `none`.
             config: Resolved configuration, shown by the tracker.
+
+        Raises:
+            ConfigError: The extra that brings the tracker is not installed.
         """
-        sinks: list[MetricSink] = [JsonLinesSink(run_dir / "metrics.jsonl")]
-        if tracker == "tensorboard":
-            sinks.append(TensorBoardSink(run_dir / "tensorboard"))
-        elif tracker in _EXTRAS:
-            sinks.append(TrackerSink(tracker, "webrl", run_dir.name, config or {}))
-        return cls(sinks)
+        log = cls([JsonLinesSink(run_dir / "metrics.jsonl")])
+        try:
+            if tracker == "tensorboard":
+                log._sinks.append(TensorBoardSink(run_dir / "tensorboard"))
+            elif tracker in _EXTRAS:
+                log._sinks.append(TrackerSink(tracker, run_dir, config or {}))
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see `_each`
+            log._note_failure(tracker, "open", error)
+        return log
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Write one step to every sink."""
-        for sink in list(self._sinks):
-            try:
-                sink.log(metrics, step)
-            except (OSError, RuntimeError, ValueError) as error:
-                logger.warning("metric sink %s dropped: %s", type(sink).__name__, error)
-                self._sinks.remove(sink)
+        """Write the figures of one step to every sink; a step may come in parts."""
+        self._each("log", lambda sink: sink.log(metrics, step))
 
     def rewind(self, step: int) -> None:
         """Forget every step after this one; a run goes on from its checkpoint."""
-        for sink in self._sinks:
-            sink.rewind(step)
+        self._each("rewind", lambda sink: sink.rewind(step))
 
     def close(self) -> None:
-        """Close every sink."""
-        for sink in self._sinks:
-            sink.close()
+        """Close every sink, and say how often one failed."""
+        self._each("close", lambda sink: sink.close())
+        for name, count in self.num_failures.items():
+            logger.warning("%s failed %d times in this run", name, count)
+
+    def _each(self, what: str, call: Callable[[MetricSink], None]) -> None:
+        with self._lock:
+            for sink in self._sinks:
+                try:
+                    call(sink)
+                except Exception as error:  # noqa: BLE001 - the named boundary: trackers raise anything
+                    self._note_failure(type(sink).__name__, what, error)
+
+    def _note_failure(self, name: str, what: str, error: Exception) -> None:
+        self.num_failures[name] += 1
+        if self.num_failures[name] == 1:
+            logger.warning(
+                "%s failed at %s, training goes on without it: %s: %s",
+                name,
+                what,
+                type(error).__name__,
+                error,
+            )

@@ -2,7 +2,10 @@
 
 Invariants:
     * group `i` is a pure function of the configuration and `i`: a resumed run sees the same
-      order as an uninterrupted one, and each epoch has an order of its own (every item once);
+      order as an uninterrupted one, and each epoch has an order of its own: every item of the
+      lightest tasks once, of others as often as their weight says;
+    * over many groups tasks are drawn exactly as their weights say, whatever those are: what an
+      epoch has to leave out, the next ones make up for;
     * training seeds and held-out seeds never meet; a task whose seed changes nothing comes once an
       epoch;
     * a group that was admitted and not consumed before a save is handed out again after a resume.
@@ -13,8 +16,10 @@ from __future__ import annotations
 import bisect
 import hashlib
 import itertools
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import msgspec
 from awrl_rollout import EpisodeRequest
@@ -37,39 +42,85 @@ class TaskStreamState(msgspec.Struct, frozen=True, kw_only=True):
     """Handed out before the save, never consumed: first in line after a resume, ascending."""
 
 
+class _Pool:
+    """Items (a task with a seed) of one weight, in a fixed order that is spread over all of them.
+
+    Args:
+        visits: How often an epoch visits each item, 1 or more.
+    """
+
+    def __init__(self, tasks: Sequence[Task], num_seeds: int, visits: Fraction) -> None:
+        self._tasks = tasks
+        self._ends = list(
+            itertools.accumulate(num_seeds if task.is_seeded else 1 for task in tasks)
+        )
+        self._visits = visits
+        # Whatever part of the items an epoch visits once more is no part of the list's order.
+        size = self._ends[-1]
+        golden = round(size * 0.618034)
+        self._stride = next(step for step in itertools.count(golden) if math.gcd(step, size) == 1)
+
+    def visits_before(self, epoch: int) -> int:
+        """Return the visits of all epochs before this one."""
+        return math.floor(epoch * self._visits * self._ends[-1])
+
+    def item(self, visit: int) -> tuple[Task, int]:
+        """Return the task of a visit, and which of its seeds."""
+        size = self._ends[-1]
+        number = visit * self._stride % size
+        index = bisect.bisect_right(self._ends, number)
+        return self._tasks[index], number - (self._ends[index - 1] if index else 0)
+
+
 class TaskStream:
     """Hands out groups of sibling episode requests for ever.
 
     Args:
-        tasks: The tasks; one given twice is drawn twice as often.
+        tasks: The tasks.
         num_seeds: Training seeds of each seeded task.
         group_size: Sibling episodes per group.
         seed: Seed of the epoch orders.
+        weights: How often a seed of each task is drawn, relative to the others; equal when None.
     """
 
     def __init__(
-        self, tasks: Sequence[Task], *, num_seeds: int, group_size: int, seed: int
+        self,
+        tasks: Sequence[Task],
+        *,
+        num_seeds: int,
+        group_size: int,
+        seed: int,
+        weights: Sequence[float] | None = None,
     ) -> None:
         self._tasks = tuple(tasks)
         self._num_seeds = num_seeds
-        counts = [num_seeds if task.is_seeded else 1 for task in self._tasks]
-        self._ends = list(itertools.accumulate(counts))
+        # As written: 1.4 is seven fifths, which no float is.
+        self._weights = [Fraction(str(weight)) for weight in weights or [1] * len(self._tasks)]
+        pairs = list(zip(self._tasks, self._weights, strict=True))
+        lightest = min(self._weights)
+        self._pools = [
+            _Pool([task for task, own in pairs if own == weight], num_seeds, weight / lightest)
+            for weight in dict.fromkeys(self._weights)
+        ]
         self._group_size = group_size
         self._seed = seed
         self._next_index = 0
         self._again: list[int] = []
         self._open: set[int] = set()
-        self._order: tuple[int, list[int]] | None = None
+        self._order: tuple[int, list[tuple[int, int]]] | None = None
 
     @property
     def epoch_length(self) -> int:
-        """Return the number of groups in one epoch."""
-        return self._ends[-1]
+        """Return the number of groups in the first epoch."""
+        return self._groups_before(1)
 
     @property
     def fingerprint(self) -> str:
         """Return the identity of the data set and its order."""
-        names = ",".join(f"{task.full_name}:{task.is_seeded}" for task in self._tasks)
+        names = ",".join(
+            f"{task.full_name}:{task.is_seeded}:{weight}"
+            for task, weight in zip(self._tasks, self._weights, strict=True)
+        )
         digest = hashlib.sha256(names.encode()).hexdigest()
         return f"{digest}|{self._num_seeds}|{self._seed}"
 
@@ -85,11 +136,11 @@ class TaskStream:
 
     def group(self, index: int) -> list[EpisodeRequest]:
         """Return the requests of group `index`."""
-        epoch, position = divmod(index, self.epoch_length)
-        item = self._epoch_order(epoch)[position]
-        task_index = bisect.bisect_right(self._ends, item)
-        task, first = self._tasks[task_index], self._ends[task_index - 1] if task_index else 0
-        payload = EpisodeTask(definition=task, seed=HELD_OUT_SEEDS + item - first)
+        epochs = range(index // self.epoch_length + 1)
+        epoch = bisect.bisect_right(epochs, index, key=self._groups_before) - 1
+        pool, visit = self._epoch_order(epoch)[index - self._groups_before(epoch)]
+        task, seed = self._pools[pool].item(visit)
+        payload = EpisodeTask(definition=task, seed=HELD_OUT_SEEDS + seed)
         return [
             EpisodeRequest(
                 episode_id=f"{index}/{member}",
@@ -126,9 +177,17 @@ class TaskStream:
         self._open = set()
         return True
 
-    def _epoch_order(self, epoch: int) -> list[int]:
+    def _groups_before(self, epoch: int) -> int:
+        return sum(pool.visits_before(epoch) for pool in self._pools)
+
+    def _visits(self, epoch: int) -> Iterator[tuple[int, int]]:
+        for number, pool in enumerate(self._pools):
+            for visit in range(pool.visits_before(epoch), pool.visits_before(epoch + 1)):
+                yield number, visit
+
+    def _epoch_order(self, epoch: int) -> list[tuple[int, int]]:
         if self._order is None or self._order[0] != epoch:
-            order = list(range(self.epoch_length))
+            order = list(self._visits(epoch))
             random.Random(f"{self._seed}/{epoch}").shuffle(order)
             self._order = (epoch, order)
         return self._order[1]

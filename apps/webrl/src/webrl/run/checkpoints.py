@@ -17,6 +17,7 @@ from awrl_trainer import TrainRow, latest_complete_checkpoint
 
 from webrl.errors import RunFailedError
 from webrl.records.episodes import BatchLog, EpisodeLog, write_sample
+from webrl.records.metrics import drop_later_lines
 from webrl.records.run_folder import RunFolders, pack_state, unpack_state
 from webrl.rollout.task_stream import TaskStream
 from webrl.training.ranks import TrainerRanks
@@ -147,3 +148,5 @@ class Recorder:
         """Drop the updates and the weights that a run which goes on here computes anew."""
         self._batches.rewind(progress.num_steps)
         self._folders.forget_later_weights(progress.version)
+        if self._folders.evaluations.is_file():
+            drop_later_lines(self._folders.evaluations, progress.version, "version")

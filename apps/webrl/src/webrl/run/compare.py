@@ -101,7 +101,8 @@ def figures_of(mode: str, metrics: Path) -> MeasuredMode:
     Args:
         metrics: The file; at least two steps.
     """
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()][WARMUP_STEPS:]
+    every = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = [line for line in every if "eval/success" not in line][WARMUP_STEPS:]
     seconds = sum(line["time/step_s"] for line in lines)
 
     def mean(key: str) -> float:

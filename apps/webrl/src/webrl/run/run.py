@@ -14,6 +14,7 @@ import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import torch
 from awrl_pixelstore import PixelStoreUnavailable
 from awrl_rollout import (
@@ -103,6 +104,7 @@ class Run:
         self._is_resumed = is_resumed
         self._controller: RolloutController | None = None
         self._deadline: float | None = None
+        self._step_of_version: dict[int, int] = {}
         self.has_started = False
         """Whether training began: what fails before is not cured by starting again."""
 
@@ -117,12 +119,7 @@ class Run:
         async with AsyncExitStack() as stack:
             self._view.note("starting servers, trainer and browsers")
             system = await stack.enter_async_context(self._launch())
-            stream = TaskStream(
-                component_configs.task_draw(config),
-                num_seeds=config.env.num_train_seeds,
-                group_size=config.gconfig.n_samples,
-                seed=config.seed,
-            )
+            stream = component_configs.task_stream(config)
             ranks = TrainerRanks(system.ranks)
             recorder = self._recorder(system, ranks, stream)
             stack.callback(recorder.close)
@@ -190,6 +187,7 @@ class Run:
     ) -> None:
         async def after_step(metrics: dict[str, float]) -> None:
             progress = trainer.progress
+            self._step_of_version.setdefault(progress.version, progress.num_steps)
             metrics |= await supervisor.store_metrics()
             self._log.log(metrics, progress.num_steps)
             self._view.step(metrics)
@@ -218,6 +216,7 @@ class Run:
                 self._view.note("warning: tasks or seeds changed; the task order starts anew")
             self._view.note(f"resumed at version {progress.version} from {path}")
         recorder.forget_after(progress)
+        self._step_of_version[progress.version] = progress.num_steps
         self._log.rewind(progress.num_steps)
         return progress
 
@@ -328,6 +327,7 @@ class Run:
 
     def _show(self, result: EvaluationResult) -> None:
         self._view.evaluated(result.version, result.mean, result.low, result.high)
+        self._log.log(result.metrics(), self._step_of_version.get(result.version, result.version))
 
 
 async def _stop_workers(supervisor: Supervisor) -> None:
@@ -354,9 +354,11 @@ def run_training(config: WebRLConfig, *, resume: bool, console: Console) -> int:
 
 
 def _run_logged(config: WebRLConfig, folders: RunFolders, *, resume: bool, console: Console) -> int:
-    log = MetricLog.open(folders.root, config.logging.tracker)
+    log = MetricLog.open(folders.root, config.logging.tracker, config=msgspec.to_builtins(config))
     try:
         with LiveView(console, title=str(config.run_dir)) as view:
+            for name in log.num_failures:
+                view.note(f"warning: {name} could not be opened, see run.log; training goes on")
             view.note("preparing the policy")
             policy_path = ensure_policy(config, folders.root)
             view.note("starting Ray")

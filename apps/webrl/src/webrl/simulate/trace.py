@@ -101,7 +101,7 @@ def read_trace(run: Path, base: SimulationModel) -> RunTrace:
         ConfigError: The folder holds no finished group or no two steps.
     """
     groups = [group for group in _lines(run / "episodes.jsonl") if group["members"]]
-    steps = _lines(run / "metrics.jsonl")
+    steps = [line for line in _lines(run / "metrics.jsonl") if "eval/success" not in line]
     if not groups or len(steps) < 2:
         raise ConfigError(
             f"--trace must be a run with finished groups and two steps, got {len(groups)} groups "

@@ -13,7 +13,6 @@ from typing import Any
 
 from webrl.config import WebRLConfig, load_config
 from webrl.launch import component_configs
-from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.trajectory import EpisodeTask
 
 
@@ -80,13 +79,14 @@ def examine(run_dir: Path) -> RunVerdict:
     ]
     times = Counter(name for name, _ in ages)
     seen = {int(group["group_id"]) for group in groups if group["group_id"]}
+    metrics = [line for line in _lines(run_dir / "metrics.jsonl") if "eval/success" not in line]
     return RunVerdict(
         num_updates=len(batches),
         num_episodes=len(times),
         num_twice=sum(count > 1 for count in times.values()),
         max_off_policyness=max((age for _, age in ages), default=0),
         bound=config.off_policyness_bound,
-        num_broken_steps=_broken_steps(_lines(run_dir / "metrics.jsonl"), batches),
+        num_broken_steps=_broken_steps(metrics, batches),
         num_misplaced=_misplaced(config, groups),
         num_left_out=max(seen, default=-1) + 1 - len(seen),
         most_left_out=config.capacity // config.gconfig.n_samples,
@@ -103,12 +103,7 @@ def _broken_steps(metrics: list[dict[str, Any]], batches: list[dict[str, Any]]) 
 
 
 def _misplaced(config: WebRLConfig, groups: list[dict[str, Any]]) -> int:
-    stream = TaskStream(
-        component_configs.task_draw(config),
-        num_seeds=config.env.num_train_seeds,
-        group_size=config.gconfig.n_samples,
-        seed=config.seed,
-    )
+    stream = component_configs.task_stream(config)
     misplaced = 0
     for group in groups:
         for member in group["members"]:
