@@ -10,10 +10,10 @@ export OMP_NUM_THREADS ?= 1
 # Tests that need a GPU skip themselves elsewhere; narrow a run with e.g. MARKS="not slow".
 MARKS ?= not gpu and not multigpu
 
-.PHONY: help setup demo test contract chaos lint types gates bench build docs clean
+.PHONY: help setup demo test contract installed chaos lint types gates bench build docs clean
 
 help:
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
 
 setup: ## uv, the locked environment and a Chromium
 	@.ci/setup
@@ -27,6 +27,9 @@ test: setup ## all tests that this machine can run
 contract: ## the server contract against a real SGLang too (4 GB more), on its CPU engine without a GPU
 	@.ci/setup sglang
 	$(BIN)/python -m pytest -q apps/webrl/tests/embedded/contract apps/webrl/tests/sglang $(ARGS)
+
+installed: ## wheels in an empty environment: doctor and two updates; ARGS="lowest-direct 3.13"
+	@.ci/installed $(ARGS)
 
 chaos: setup ## five minutes of training in which processes of every kind are killed
 	PYTHONPATH=apps/webrl/tests/support $(BIN)/python -m chaos $(ARGS)

@@ -31,7 +31,7 @@ TOP_LEVEL = {
     "uv.lock",
 }
 CALLERS = (".ci/run", ".github/workflows/ci.yml", ".pre-commit-config.yaml", "CONTRIBUTING.md")
-SCRIPTS = (".ci/run", ".ci/setup")
+SCRIPTS = (".ci/run", ".ci/setup", ".ci/installed")
 SECOND_TRY = ".ci/second_try"
 
 

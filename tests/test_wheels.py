@@ -85,11 +85,16 @@ def wheel_of(package: Package, wheels: Path) -> Path:
     return wheel
 
 
-def test_a_wheel_holds_one_package_and_its_types(package: Package, wheels: Path) -> None:
+def test_a_wheel_holds_one_package_its_types_and_the_licence(
+    package: Package, wheels: Path, root: Path
+) -> None:
     names = zipfile.ZipFile(wheel_of(package, wheels)).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert top == {package.module}
     assert f"{package.module}/py.typed" in names
+    (licence,) = (name for name in names if name.endswith("/licenses/LICENSE"))
+    with zipfile.ZipFile(wheel_of(package, wheels)) as wheel:
+        assert wheel.read(licence) == (root / "LICENSE").read_bytes()
     assert not [name for name in names if "tests/" in name]
 
 

@@ -1,8 +1,9 @@
-"""Whether an address stays on this machine."""
+"""What an address says: whether it is one, and whether it stays on this machine."""
 
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import urlsplit
 
 
 def is_loopback(host: str) -> bool:
@@ -11,5 +12,15 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_address(url: str) -> bool:
+    """Return whether `url` is a well-formed address with http:// or https:// and a host."""
+    try:
+        parts = urlsplit(url)
+        # The port is read on access, and may be no number.
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         return False

@@ -107,7 +107,10 @@ def check_browser() -> Check:
 async def check_browser_start(path: str) -> Check:
     """Start a browser and open an empty page."""
     # The driver takes a while to import: only `webrl doctor` pays for it.
-    from playwright.async_api import Error, async_playwright  # noqa: PLC0415
+    try:
+        from playwright.async_api import Error, async_playwright  # noqa: PLC0415
+    except ImportError as error:
+        return Check("browser", False, f"playwright can not be imported: {error}", SETUP)
 
     fix = "Run webrl doctor with AWRL_CHROMIUM set to another Chromium, or reinstall it."
     try:
@@ -126,7 +129,10 @@ async def check_browser_start(path: str) -> Check:
 def check_gpu() -> Check:
     """Look at what torch can use."""
     # torch takes seconds to import: only `webrl doctor` pays for it.
-    import torch  # noqa: PLC0415
+    try:
+        import torch  # noqa: PLC0415
+    except (ImportError, OSError) as error:
+        return Check("gpu", False, f"torch can not be imported: {error}", SETUP)
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     detail = "none; the laptop configuration needs none"

@@ -30,6 +30,8 @@ KNOWN_BAD_VERSIONS: Mapping[str, str] = {
 _TESTED = "0.5.16"
 _LOOPBACK = ("127.0.0.1", "localhost")
 
+_FIX = "Start a server there, or correct the address; a policy must be a folder that this machine sees."
+
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 """Largest difference of a log-prob that is rounding, in nats; a stale or garbled picture costs 0.7
 or more."""
@@ -77,10 +79,15 @@ async def check_server(
                     Check("policy", False, detail, fix),
                 ]
             name = dtype or str(info.get("dtype"))
-            checks = await _parity(client, url, model_path, getattr(torch, name, torch.float32))
+            if name not in _TOLERANCE:
+                fix = f"Name the dtype of its weights: --dtype {' | '.join(_TOLERANCE)}."
+                detail = f"the server says that its weights are {name}"
+                return [check_version(info), Check("parity", False, detail, fix)]
+            checks = await _parity(client, url, model_path, getattr(torch, name))
             return [check_version(info), *checks]
-    except (RolloutError, WebRLError, OSError) as error:
-        return [Check("server", False, f"{url}: {error}")]
+    # ValueError: what transformers and safetensors say about a folder that is no policy.
+    except (RolloutError, WebRLError, OSError, ValueError) as error:
+        return [Check("server", False, f"{url}: {error}", _FIX)]
 
 
 async def _parity(

@@ -28,3 +28,22 @@ def test_a_server_that_does_not_answer_is_one_failed_line(
     out = capsys.readouterr().out
     assert out.startswith("FAIL server")
     assert "http://127.0.0.1:9" in out
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:1", "http://", "http://:80", "http://localhost:99999", "http://[::1", "ftp://x"],
+)
+def test_a_malformed_address_is_one_line_with_the_fix(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--url", url]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"webrl: --url must be an address with http:// or https://, got {url!r}."
+    )
+
+
+def test_options_about_a_server_need_its_address(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--policy", "somewhere"]) == 2
+    assert "--policy must come with --url" in capsys.readouterr().err

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Iterator
 
 from rich.console import Console
 
 from webrl.cli.command import Commands
-from webrl.machine_check import check_machine
+from webrl.errors import PreflightError
+from webrl.loopback import is_address
+from webrl.machine_check import Check, check_machine
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""What the weights of a server that is checked may be."""
 
 
 def add_command(commands: Commands) -> None:
@@ -16,29 +22,53 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
         help="check this machine, or a live inference server",
-        description="Check what the machine offers, or compare a live server's log-probs with the "
-        "trainer's; exit code 1 when a run could not start.",
+        description="Check what the machine offers, run each part once, or compare a live "
+        "server's log-probs with the trainer's; exit code 1 when a run could not start.",
     )
-    parser.add_argument("--url", help="address of an idle inference server to check instead")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--run",
+        action="store_true",
+        dest="uses_parts",
+        help="also use every part once: a tiny policy, a server, a generation, an actor, a page",
+    )
+    what.add_argument("--url", help="address of an idle inference server to check instead")
     parser.add_argument("--policy", help="checkpoint folder that it serves; default: its own word")
-    parser.add_argument("--dtype", help="dtype of its weights; default: its own word")
+    parser.add_argument("--dtype", choices=DTYPES, help="of its weights; default: its own word")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print one line for each check; 1 when something required is missing."""
-    if arguments.url:
-        # torch and transformers take seconds to import: only this option pays for them.
-        from webrl.server_check import check_server  # noqa: PLC0415
-
-        checks = asyncio.run(
-            check_server(arguments.url, policy_path=arguments.policy, dtype=arguments.dtype)
-        )
-    else:
-        checks = check_machine()
-    for check in checks:
+    is_broken = False
+    for check in _checks(arguments):
         mark = "ok  " if check.is_ok else ("FAIL" if check.is_required else "note")
         console.print(f"{mark} {check.name:<13} {check.detail}")
         if not check.is_ok and check.fix:
             console.print(f"     {'':<13} fix: {check.fix}")
-    return int(any(not check.is_ok and check.is_required for check in checks))
+        is_broken |= check.is_required and not check.is_ok
+    return int(is_broken)
+
+
+def _checks(arguments: argparse.Namespace) -> Iterator[Check]:
+    url: str | None = arguments.url
+    if url is None:
+        for name in ("policy", "dtype"):
+            if getattr(arguments, name) is not None:
+                raise PreflightError(f"--{name} must come with --url, got no --url. Add it.")
+        yield from check_machine()
+        if arguments.uses_parts:
+            # The rollout client takes a second to import: only this option pays for it.
+            from webrl.run_check import check_run  # noqa: PLC0415
+
+            yield from check_run()
+        return
+    if not is_address(url):
+        raise PreflightError(
+            f"--url must be an address with http:// or https://, got {url!r}. "
+            "Write e.g. http://127.0.0.1:30000."
+        )
+    # torch and transformers take seconds to import: only this option pays for them.
+    from webrl.server_check import check_server  # noqa: PLC0415
+
+    yield from asyncio.run(check_server(url, policy_path=arguments.policy, dtype=arguments.dtype))
