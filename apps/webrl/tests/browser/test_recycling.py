@@ -6,8 +6,9 @@ import asyncio
 
 import psutil
 import pytest
+from webrl.actions import GoBack
 from webrl.browser import BrowserConfig, BrowserPool
-from webrl.tasks import Task, load_task
+from webrl.tasks import Task, load_task, load_tasks
 
 pytestmark = pytest.mark.browser
 
@@ -27,6 +28,33 @@ def test_contexts_are_recycled_by_count() -> None:
             return pool.statistics().num_contexts
 
     assert asyncio.run(main()) == 3
+
+
+def test_a_slot_with_more_tasks_than_pages_leads_the_pages_it_has() -> None:
+    names = ["click-test-2", "click-pie", "enter-text", "simon-says", "click-dialog"]
+    tasks = load_tasks([f"miniwob/{name}" for name in names])
+
+    async def main() -> tuple[int, list[object], list[str]]:
+        async with _pool(pages_per_session=2) as pool, await pool.session() as session:
+            for task in tasks[:2]:
+                await session.reset(task, 0)
+            opened: list[object] = []
+            sizes: list[object] = []
+            events: list[str] = []
+            (await pool.browser()).browser.contexts[0].on("page", lambda page: opened.append(page))
+            for task in [*tasks, *tasks]:
+                observation = await session.reset(task, 1)
+                sizes.append(await session.evaluate("[innerWidth, innerHeight]"))
+                assert observation.url.endswith(task.url)
+                outcome = await session.step(GoBack())  # to no page of another episode
+                events += [event.kind for event in outcome.events]
+                assert outcome.observation is None or outcome.observation.url == observation.url
+        return len(opened), sizes, events
+
+    num_opened, sizes, events = asyncio.run(main())
+    assert num_opened == 0
+    assert sizes == 2 * [[task.viewport.width, task.viewport.height] for task in tasks]
+    assert events == 10 * ["no_effect"]
 
 
 def test_old_browsers_and_drivers_are_replaced_between_episodes() -> None:
@@ -67,3 +95,27 @@ def test_memory_retires_a_browser() -> None:
             return False
 
     assert asyncio.run(main())
+
+
+def test_a_kept_page_that_an_episode_left_or_disturbed_is_loaded_again() -> None:
+    tricks = [
+        "location.hash = '#left'",
+        "history.pushState({}, '', '/miniwob/other.html')",
+        "void setTimeout(() => location.assign('/miniwob/click-tab.html'))",
+        "void setTimeout(() => alert('hello'))",
+        "void setTimeout(() => open('/miniwob/click-tab.html'))",
+    ]
+
+    async def main() -> list[object]:
+        marks: list[object] = []
+        async with _pool() as pool, await pool.session() as session:
+            for trick in ("0", *tricks):
+                await session.reset(TASK, 0)
+                marks.append(await session.evaluate("window.mark || null"))
+                await session.evaluate("window.mark = 1")
+                await session.evaluate(trick)
+                await asyncio.sleep(0.3)  # what the browser tells of comes after what it does
+            await session.reset(TASK, 0)
+            return [*marks, await session.evaluate("window.mark || null")]
+
+    assert asyncio.run(main()) == [None, 1, None, None, None, None, None]

@@ -207,8 +207,9 @@ class LiveContext:
             return
         num_open = sum(known.is_usable for known in self._stack) + self._num_joining
         if self._is_shared or num_open >= self._config.max_pages_per_context:
-            for known in self._stack[:1]:
-                known.events.note("popup", "closed: too many pages are open")
+            why = "the task keeps to one page" if self._is_shared else "too many pages are open"
+            for page in self._own:
+                self._wrappers[page].events.note("popup", f"closed: {why}")
             await live.aclose()
             return
         live.viewport = self._viewport

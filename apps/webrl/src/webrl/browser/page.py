@@ -31,6 +31,9 @@ _SHOWN_LENGTH = 200
 _READ_WAITS_S = (0.0, 0.0, 0.05, 0.2, 0.5)
 """Before a read is tried again: a page with a bad certificate is exchanged for the browser's own
 warning some time after the navigation failed."""
+_CLEAR_TAB = "try { sessionStorage.clear(); name = ''; } catch { /* a page without an origin */ }"
+_HARMLESS = frozenset({"invalid_action", "no_effect", "refused"})
+"""Events that leave a page as it was."""
 _MOVING = (
     "Execution context was destroyed",
     "Cannot find context",
@@ -62,6 +65,7 @@ class LivePage:
         self.viewport = Viewport()
         self.stays_on: str | None = None
         self.loaded_url: str | None = None
+        self.shown_url: str | None = None
         self.num_episodes = 0
         self._session = ""
         self._browser = browser
@@ -178,7 +182,7 @@ class LivePage:
         if self.page.url == "about:blank" != url:
             raise BrowserFault("navigation_error", f"{what}: the page stayed blank")
         self.loaded_url = url
-        self.events.has_document = True
+        self.events.has_document, self.events.is_disturbed = True, False
         return None if response is None else response.status
 
     async def explain(self, fault: BrowserFault) -> BrowserFault:
@@ -211,6 +215,20 @@ class LivePage:
                 "resize",
             )
             self.viewport = viewport
+
+    async def clear_storage(self, origin: str) -> None:
+        """Remove what the episodes of this page's tab and context stored at `origin`."""
+        calls: list[tuple[str, Parameters]] = [
+            ("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"}),
+            ("Runtime.evaluate", {"expression": _CLEAR_TAB}),
+        ]
+        await self._read(calls, self._config.deadlines.evaluate_s)
+
+    async def forget_history(self) -> str:
+        """Leave no page of an earlier episode to go back to; return the address that is shown."""
+        calls = [("Page.getNavigationHistory", {}), ("Page.resetNavigationHistory", {})]
+        history = (await self._read(calls, self._config.deadlines.evaluate_s))[0]
+        return str(history["entries"][history["currentIndex"]]["url"])
 
     async def collect_garbage(self) -> None:
         """Free what the page's episodes left in its heap."""
@@ -295,6 +313,7 @@ class PageEvents:
         self.fault: BrowserFault | None = None
         self.is_closing = False
         self.has_document = False
+        self.is_disturbed = False
         self._page = page
         self._calls = calls
         self._tasks = tasks
@@ -316,6 +335,7 @@ class PageEvents:
 
     def note(self, kind: EventKind, detail: str) -> None:
         """Record an event."""
+        self.is_disturbed |= kind not in _HARMLESS
         self._events.append(Event(kind, detail[:_SHOWN_LENGTH]))
 
     def adopt(self, events: tuple[Event, ...]) -> None:

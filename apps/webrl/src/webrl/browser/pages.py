@@ -5,7 +5,10 @@ Invariants:
 * a `new_context` task gets a context that no other episode has seen or will see;
 * the other modes share one context, replaced after a number of episodes that differs from session
   to session, so that the pool never recycles all at once;
-* at most `pages_per_session` pages are kept; the one that waited longest goes first.
+* at most `pages_per_session` pages are kept; beyond that, the one that waited longest is led to the
+  next task;
+* a kept page goes on as it is only where nothing but input happened in it: after a dialog, a popup or
+  another document, it is opened again.
 """
 
 from __future__ import annotations
@@ -111,7 +114,9 @@ class PageCache:
             BrowserFault: The site is down, may not be reached, or takes the browser for a robot's.
         """
         address = self._pool.address(task)
-        page.stays_on = self._pool.address(task)[: -len(task.url)] if task.is_local else None
+        page.stays_on = address[: -len(task.url)] if task.is_local else None
+        if page.stays_on is not None and self.context_of(task).num_episodes > 1:
+            await page.clear_storage(page.stays_on)
         try:
             status = await page.goto(address, wait_until_load=task.start_script is not None)
             await check_arrival(page, status)
@@ -159,20 +164,25 @@ class PageCache:
             await page.aclose()
             page = None
         if page is None:
-            page = await self._open(self._kept, task)
+            page = await self._spare_page(self._kept)
         self._pages[task.url] = page
-        address = self._pool.address(task)
+        await page.resize(task.viewport)
         if page.num_episodes and page.num_episodes % self._pool.config.collect_garbage_every == 0:
             await page.collect_garbage()
-        if task.reset == "reload" or page.loaded_url != address:
+        address = self._pool.address(task)
+        has_left = page.loaded_url != address or await page.forget_history() != page.shown_url
+        page.events.take()  # what came too late for the episode before
+        if task.reset == "reload" or has_left or page.events.is_disturbed:
             await self._load(page, task)
+            page.shown_url = await page.forget_history()
         page.num_episodes += 1
         return page
 
-    async def _open(self, context: LiveContext, task: Task) -> LivePage:
+    async def _spare_page(self, context: LiveContext) -> LivePage:
+        """Return a page for another task: a new one, or at capacity the one that waited longest."""
         while len(self._pages) >= self._pool.config.pages_per_session:
-            oldest = next(iter(self._pages))
-            await self._pages.pop(oldest).aclose()
-        page = await context.open_page()
-        await page.resize(task.viewport)
-        return page
+            page = self._pages.pop(next(iter(self._pages)))
+            if page.is_usable:
+                return page
+            await page.aclose()
+        return await context.open_page()
