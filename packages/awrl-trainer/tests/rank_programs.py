@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,14 @@ def program(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return function
 
 
-def make_rows(count: int, *, seed: int = 0, longest: int = 9) -> list[TrainRow]:
+def make_rows(
+    count: int, *, seed: int = 0, longest: int = 9, length: int | None = None, version: int = 0
+) -> list[TrainRow]:
     rng = np.random.default_rng(seed)
     rows: list[TrainRow] = []
+    chosen = length
     for index in range(count):
-        length = int(rng.integers(3, longest + 1))
+        length = chosen or int(rng.integers(3, longest + 1))
         mask = np.zeros(length, dtype=np.bool_)
         mask[int(rng.integers(1, length)) :] = True
         rows.append(
@@ -55,7 +59,7 @@ def make_rows(count: int, *, seed: int = 0, longest: int = 9) -> list[TrainRow]:
                 loss_mask=mask,
                 behavior_logprobs=rng.normal(-3.4, 0.1, length).astype(np.float32),
                 advantages=float(rng.normal()),
-                versions=np.zeros(length, dtype=np.int64),
+                versions=np.full(length, version, dtype=np.int64),
                 row_id=str(index),
             )
         )
@@ -185,6 +189,90 @@ def different_rows(_: Path) -> Any:
     except BatchError as error:
         return str(error)
     return "no error"
+
+
+def changed(rows: list[TrainRow], **changes: Any) -> list[TrainRow]:
+    """Return the rows with the first one changed."""
+    return [replace(rows[0], **changes), *rows[1:]]
+
+
+WRONG_ROWS: dict[str, Callable[[list[TrainRow]], Any]] = {
+    "none": lambda rows: [],
+    "one too few": lambda rows: rows[1:],
+    "another order": lambda rows: rows[::-1],
+    "no row at all": lambda rows: [None, *rows[1:]],
+    "other tokens": lambda rows: changed(rows, input_ids=rows[0].input_ids + 1),
+    "another mask": lambda rows: changed(rows, loss_mask=~rows[0].loss_mask & (np.arange(9) > 0)),
+    "other log-probs": lambda rows: changed(rows, behavior_logprobs=rows[0].behavior_logprobs - 1),
+    "another advantage": lambda rows: changed(rows, advantages=7.0),
+    "advantages by token": lambda rows: changed(rows, advantages=np.ones(9, np.float32)),
+    "a version from the future": lambda rows: changed(rows, versions=np.full(9, 10**6)),
+    "a negative version": lambda rows: changed(rows, versions=np.full(9, -1)),
+    "an older version": lambda rows: changed(rows, versions=np.arange(9) * 0),
+    "no version": lambda rows: changed(rows, versions=None),
+    "an image": lambda rows: changed(rows, image_keys=("4",)),
+    "a prefix": lambda rows: changed(rows, prefix_id="p"),
+    "two beginnings of one prefix": lambda rows: [replace(row, prefix_id="p") for row in rows],
+    "another name": lambda rows: changed(rows, row_id="x"),
+    "another group": lambda rows: changed(rows, group_id="x"),
+    "another size": lambda rows: changed(rows, num_model_tokens=17),
+    "something for collate": lambda rows: changed(rows, extras={"a": "b"}),
+}
+"""What one rank is given in place of the rows of nine tokens that the other gets."""
+
+COLLATE_ERRORS = [
+    KeyError("image-7"),
+    BatchError("no such image"),
+    MemoryError("full"),
+    OSError(28),
+]
+
+
+@program
+def one_rank_fails(_: Path) -> Any:
+    """Whatever one rank finds wrong is the same error on both, and the update after it is whole."""
+
+    def collate(rows: Sequence[TrainRow]) -> Batch:
+        if failing:
+            num_left[0] -= 1
+            if num_left[0] < 0:
+                raise failing[0]
+        return collate_text(rows)
+
+    failing, num_left = list[Exception](), [0]
+    config = ActorConfig(
+        optimizer=OptimizerConfig(kind="sgd", lr=0.01),
+        loss=LossConfig(proximal_method="metrics"),
+        token_budget=9,
+        num_mini_batches=2,
+    )
+    actor = FSDPActor(TinyPolicy(), config, collate=collate)
+    results: list[Any] = []
+
+    def attempt(name: str, method: Callable[..., object], rows: Any) -> None:
+        before = actor.version, actor.optimizer.num_steps
+        try:
+            method(rows)
+            error = "no error"
+        except Exception as caught:  # noqa: BLE001 - what it is is what is tested
+            error = f"{type(caught).__name__}: {caught}"
+        rises = actor.version - before[0], actor.optimizer.num_steps - before[1]
+        failing.clear()
+        actor.update(make_rows(6, length=9, version=actor.version))
+        results.append((name, error, rises))
+
+    for rank in range(dist.get_world_size()):
+        is_mine = dist.get_rank() == rank
+        for name, change in WRONG_ROWS.items():
+            for method in (actor.update, actor.logprobs):
+                rows = make_rows(6, length=9, version=actor.version)
+                attempt(f"{method.__name__}: {name}", method, change(rows) if is_mine else rows)
+        for index, error in enumerate([*COLLATE_ERRORS, *COLLATE_ERRORS[:2]]):
+            failing[:] = [error] if is_mine else []
+            num_left[0] = index
+            rows = make_rows(6, length=9, version=actor.version)
+            attempt(f"collate: {error!r} at call {index}", actor.update, rows)
+    return results, full_weights(actor.policy)
 
 
 @program

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from awrl_trainer.rows import check_batch, check_rows
 class TextInputs:
     """What a text model reads of one row."""
 
-    pixel_values = None
+    pixel_values: torch.Tensor | None = None
     image_grid_thw = None
 
     def __init__(self, input_ids: torch.Tensor) -> None:
@@ -128,6 +129,51 @@ def test_rows_that_the_policy_cannot_have_sampled_are_refused(
 ) -> None:
     with pytest.raises(BatchError, match=message):
         check_rows(rows, version=3, masked_token_ids=(9,))
+
+
+@pytest.mark.parametrize("versions", [None, np.array([0, -1]), np.array([-1, -1])])
+def test_versions_are_known_where_the_loss_needs_them(versions: np.ndarray | None) -> None:
+    rows = [row([1, 2], [0, 1], versions=versions)]
+    check_rows(rows, version=3, masked_token_ids=())
+    with pytest.raises(BatchError, match="versions of row 'r1' must be known"):
+        check_rows(rows, version=3, masked_token_ids=(), needs_versions=True)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_alike"),
+    [
+        (row([1, 2, 7], [0, 0, 1], prefix_id="p"), True),
+        (row([1, 2, 3, 4], [0, 0, 1, 0], prefix_id="p"), True),
+        (row([1, 9], [0, 0], prefix_id="p"), True),
+        (row([1, 9, 3], [0, 0, 1], prefix_id="p"), False),
+        (row([1, 2, 3], [0, 1, 1], prefix_id="p"), False),
+        (row([1, 2, 3], [0, 0, 1], prefix_id="p", image_keys=("a",)), False),
+        (row([1, 9, 3], [0, 0, 1], prefix_id="q"), True),
+        (row([1, 9, 3], [0, 0, 1]), True),
+    ],
+)
+def test_rows_of_one_prefix_begin_alike(other: TrainRow, is_alike: bool) -> None:
+    rows = [row([1, 2, 3], [0, 0, 1], prefix_id="p"), other]
+    expected = contextlib.nullcontext()
+    if not is_alike:
+        expected = pytest.raises(BatchError, match="rows of prefix_id 'p' must be equal")
+    with expected:
+        check_rows(rows, version=0, masked_token_ids=())
+
+
+@pytest.mark.parametrize("kind", ["ids", "positions", "images"])
+def test_inputs_of_one_prefix_that_differ_are_not_laid_together(kind: str) -> None:
+    rows = [row([1, 2, 3], [0, 0, 1], prefix_id="p") for _ in range(2)]
+    inputs = [TextInputs(torch.from_numpy(each.input_ids)) for each in rows]
+    collate_model_inputs(rows, inputs, layout="shared_prefix")
+    if kind == "ids":
+        inputs[1].input_ids = torch.tensor([1, 9, 3])
+    elif kind == "positions":
+        inputs[1].position_ids = torch.tensor([0, 2, 3])
+    else:
+        inputs[1].pixel_values = torch.ones(1, 6)
+    with pytest.raises(BatchError, match="must share one prefix"):
+        collate_model_inputs(rows, inputs, layout="shared_prefix")
 
 
 def test_masked_ids_and_new_versions_in_the_prompt_are_fine() -> None:

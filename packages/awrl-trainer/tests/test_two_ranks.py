@@ -100,6 +100,20 @@ def test_ranks_with_different_rows_fail_together(on_two_ranks: OnTwoRanks) -> No
         assert "rows must be the same on every rank" in message
 
 
+def test_what_one_rank_finds_wrong_is_the_same_error_on_every_rank_at_once(
+    on_two_ranks: OnTwoRanks,
+) -> None:
+    (first, weights), (second, their_weights) = on_two_ranks("one_rank_fails")
+    for mine, theirs in zip(first, second, strict=True):
+        assert mine == theirs
+        name, error, (versions, steps) = mine
+        assert error.startswith("BatchError: "), name
+        assert versions == (steps > 0), name
+    assert {steps for _, _, (_, steps) in first} == {0, 1}, "some fail after an optimizer step"
+    for name, value in weights.items():
+        assert torch.equal(value, their_weights[name])
+
+
 def test_a_collate_that_fails_on_one_rank_fails_on_all_and_training_goes_on(
     on_two_ranks: OnTwoRanks,
 ) -> None:

@@ -3,7 +3,9 @@
 Invariants:
 
 * Every method that says so is called on all ranks, with the same arguments, in the same order.
-* `version` rises by one for each update that changed the policy, and never otherwise.
+* `version` rises by one for each update that changed the policy, and never otherwise: one that fails
+  after an optimizer step has changed it, so no two policies ever go by one version.
+* What one rank finds wrong is the same error on all of them, at once.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from awrl_trainer.checkpoint import load_checkpoint, save_checkpoint
 from awrl_trainer.config import ActorConfig
 from awrl_trainer.optimizer import SteppedOptimizer
 from awrl_trainer.policy_module import PolicyModule
-from awrl_trainer.rows import Collate, TrainRow, check_rows
+from awrl_trainer.rows import Collate, TrainRow
 from awrl_trainer.sharding import (
     WeightReader,
     data_parallel_mesh,
@@ -131,13 +133,17 @@ class FSDPActor:
             Version and metrics, equal on every rank.
 
         Raises:
-            BatchError: No rows, other rows than another rank was given, a row that this policy can't
-                have sampled, or a `collate` that answered with other tokens than the rows hold or
-                failed on another rank.
+            BatchError: On every rank: no rows, other rows than another rank was given, a row that
+                this policy can't have sampled, one without the versions that the loss needs, two of
+                one `prefix_id` that begin differently, or a `collate` that failed or answered with
+                other tokens than the rows hold. Nothing was updated, unless an optimizer step came
+                before; then the version has risen.
         """
-        check_rows(rows, version=self._version, masked_token_ids=self.config.loss.masked_token_ids)
-        metrics, is_changed = self._runner.run(rows, self._version)
-        self._version += is_changed
+        num_steps = self.optimizer.num_steps
+        try:
+            metrics = self._runner.run(rows, self._version)
+        finally:
+            self._version += self.optimizer.num_steps > num_steps
         return UpdateResult(version=self._version, metrics=metrics)
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[np.ndarray]:
@@ -147,8 +153,12 @@ class FSDPActor:
 
         Returns:
             For each row float32 `[N]`.
+
+        Raises:
+            BatchError: On every rank: other rows than another rank was given, or a `collate` that
+                failed.
         """
-        return self._runner.logprobs(rows)
+        return self._runner.logprobs(rows, self._version)
 
     def save(
         self, root: Path | str, *, keep: int | None = 3, extra: Mapping[str, Any] | None = None

@@ -137,7 +137,8 @@ def collate_model_inputs(
         are images.
 
     Raises:
-        BatchError: Inputs that belong to another row, or images behind a shared prefix.
+        BatchError: Inputs that belong to another row, rows of one prefix id that begin differently, or
+            images behind a shared prefix.
     """
     if len(rows) != len(inputs):
         raise BatchError(f"inputs must be one per row, got {len(inputs)} for {len(rows)} rows.")
@@ -206,21 +207,23 @@ def _lay_whole(
 
 def _lay_shared(rows: Sequence[TrainRow], inputs: Sequence[RowInputs]) -> _Layout:
     laid = _Layout()
-    lines: dict[str, tuple[int, int]] = {}
+    lines: dict[str, tuple[int, int, RowInputs]] = {}
     for index, (row, one) in enumerate(zip(rows, inputs, strict=True)):
         tokens = expanded_positions(row, one)
         split = int(tokens[0]) if len(tokens) else len(one.input_ids)
         key = row.prefix_id if row.prefix_id and len(tokens) else f"\0{index}"
         if key not in lines:
-            lines[key] = (len(laid.lines), split)
+            lines[key] = (len(laid.lines), split, one)
             laid.lines.append(_Line())
             laid.lines[-1].append(one, 0, split, _PREFIX)
             laid.pixels.append(one)
-        number, prefix = lines[key]
-        if prefix != split or bool((one.mm_token_type_ids[split:] != 0).any()):
+        number, prefix, first = lines[key]
+        has_image_behind = bool((one.mm_token_type_ids[split:] != 0).any())
+        if prefix != split or has_image_behind or not _begin_alike(first, one, split):
             raise BatchError(
                 f"rows of prefix_id {key!r} must share one prefix and hold no image after it, got"
-                f" {split} tokens for {prefix} in row {row.row_id!r}. Leave prefix_id empty."
+                f" another one in row {row.row_id!r} ({split} tokens for {prefix}). Leave prefix_id"
+                " empty."
             )
         line = laid.lines[number]
         line.num_segments += 1
@@ -230,6 +233,19 @@ def _lay_shared(rows: Sequence[TrainRow], inputs: Sequence[RowInputs]) -> _Layou
         sources = torch.where(tokens == split, prefix - 1, places - 1)
         laid.places.append((number, places, sources))
     return laid
+
+
+def _begin_alike(first: RowInputs, other: RowInputs, length: int) -> bool:
+    """Return whether two rows have the same images, and the same first tokens at the same positions."""
+    if first is other:
+        return True
+    pairs = [
+        (first.input_ids[:length], other.input_ids[:length]),
+        (first.position_ids[..., :length], other.position_ids[..., :length]),
+        (first.pixel_values, other.pixel_values),
+        (first.image_grid_thw, other.image_grid_thw),
+    ]
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
 
 
 def _stack(parts: Sequence[Tensor], width: int, fill: int) -> Tensor:

@@ -97,7 +97,7 @@ class SteppedOptimizer:
                 clip_grads_with_norm_(self._parameters, self.config.max_grad_norm, total)
             for entry in self.inner.param_groups:
                 entry["lr"] = lr
+            self.num_steps += 1  # before: a step that fails half way has changed weights too
             self.inner.step()
-            self.num_steps += 1
         self.zero_grad()
         return StepResult(grad_norm=float(total), lr=lr, is_skipped=is_skipped)

@@ -24,80 +24,75 @@ from awrl_trainer.outcome import outcome_of
 ResultT = TypeVar("ResultT")
 
 
-def require_same_everywhere(digest: bytes, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Check that all ranks hold the same digest.
-
-    Args:
-        digest: Bytes of equal length on every rank.
-
-    Raises:
-        BatchError: On every rank, when one differs.
-    """
-    if dist.get_world_size(group) == 1:
-        return
-    mine = torch.tensor(list(digest), dtype=torch.int64, device=device)
-    low, high = mine.clone(), mine.clone()
-    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
-    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
-    if not torch.equal(low, high):
-        raise BatchError(
-            "rows must be the same on every rank, got different ones. Pass the whole batch and the"
-            " same version to every rank; each takes its own share."
-        )
-
-
 def run_or_fail_together(
-    action: Callable[[], ResultT], group: dist.ProcessGroup, device: torch.device
+    action: Callable[[], ResultT],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    what: str,
+    advice: str,
 ) -> ResultT:
     """Run something that has no collective in it, and raise on every rank if it failed on one.
 
-    Whatever a caller's function raises on one rank must not leave the others waiting in the next
-    collective.
+    Whatever is raised on one rank must not leave the others waiting in the next collective.
+
+    Args:
+        what: What must succeed, such as `collate`.
+        advice: What to do about it.
 
     Returns:
         What the action returned.
 
     Raises:
-        BatchError: On the ranks where the action succeeded, when it failed elsewhere.
+        BatchError: On every rank, the error of the first rank that failed; another kind of error is
+            told in one, and is its cause where it was raised. A single rank raises what the action did.
     """
     if dist.get_world_size(group) == 1:
         return action()
     outcome = outcome_of(action)
     flag = torch.tensor(float(outcome.error is not None), device=device)
     dist.all_reduce(flag, group=group)
-    if outcome.error is not None:
-        raise outcome.error
-    if float(flag):
-        raise BatchError(
-            f"collate must succeed on every rank, got {int(flag)} ranks where it failed. See the"
-            " error of that rank; nothing was updated by this step."
+    if not float(flag):
+        return cast("ResultT", outcome.value)
+    own = outcome.error
+    told = own
+    if own is not None and not isinstance(own, BatchError):
+        rank = dist.get_rank(group)
+        told = BatchError(
+            f"{what} must succeed on every rank, got {own!r} on rank {rank}. {advice}"
         )
-    return cast("ResultT", outcome.value)
+    first = next(error for error in gathered(told, group) if error is not None)
+    raise first from (None if isinstance(own, BatchError) else own)
+
+
+def require_same_everywhere(digest: bytes, group: dist.ProcessGroup) -> None:
+    """Check that all ranks hold the same digest.
+
+    Raises:
+        BatchError: On every rank, when one differs.
+    """
+    if len(set(gathered(digest, group))) > 1:
+        raise BatchError(
+            "rows must be the same on every rank, got different ones. Pass the whole batch to every"
+            " rank, which takes its own share, and build every rank from one configuration and one"
+            " checkpoint."
+        )
+
+
+def gathered(mine: ResultT, group: dist.ProcessGroup) -> list[ResultT]:
+    """Return a small object of every rank, in the order of the ranks."""
+    everyone: list[ResultT] = [mine] * dist.get_world_size(group)
+    if len(everyone) > 1:
+        dist.all_gather_object(everyone, mine, group=group)
+    return everyone
 
 
 def merge_over_ranks(
-    parts: Sequence[Mapping[str, Tensor | float]],
-    group: dist.ProcessGroup,
-    device: torch.device,
+    parts: Sequence[Mapping[str, Tensor | float]], group: dist.ProcessGroup
 ) -> dict[str, float]:
     """Merge metrics of this rank's micro-batches with those of all ranks.
 
     Args:
-        parts: One mapping per micro-batch, `loss/num_tokens` among the keys; the same keys on every
-            rank.
+        parts: One mapping per micro-batch, `loss/num_tokens` among the keys.
     """
-    merged = merge_metrics(parts)
-    if dist.get_world_size(group) == 1:
-        return merged
-    names = sorted(merged)
-    mine = torch.tensor([merged[name] for name in names], dtype=torch.float64, device=device)
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, mine, group=group)
-    return merge_metrics([dict(zip(names, values.tolist(), strict=True)) for values in everyone])
-
-
-def sum_over_ranks(value: float, group: dist.ProcessGroup, device: torch.device) -> float:
-    """Return the sum of a number over all ranks."""
-    total = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(total, group=group)
-    return float(total)
+    return merge_metrics(gathered(merge_metrics(parts), group))

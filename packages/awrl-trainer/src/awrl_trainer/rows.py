@@ -154,15 +154,22 @@ Collate = Callable[[Sequence[TrainRow]], Batch]
 """Turns rows into a `Batch`; called once per micro-batch, so pixels are fetched lazily in here."""
 
 
-def check_rows(rows: Sequence[TrainRow], *, version: int, masked_token_ids: Sequence[int]) -> None:
+def check_rows(
+    rows: Sequence[TrainRow],
+    *,
+    version: int,
+    masked_token_ids: Sequence[int],
+    needs_versions: bool = False,
+) -> None:
     """Check what every rank can see alone, before any collective.
 
     Args:
         masked_token_ids: Ids that the sampler never draws.
+        needs_versions: Whether the loss asks which version sampled each trainable token.
 
     Raises:
         BatchError: No rows; a trainable token that can't have been sampled; a version from the
-            future.
+            future, or none where it is needed; two rows of one prefix id that begin differently.
     """
     if not rows:
         raise BatchError("rows must not be empty, got none. Skip the update instead.")
@@ -180,6 +187,30 @@ def check_rows(rows: Sequence[TrainRow], *, version: int, masked_token_ids: Sequ
                 f"versions of row {row.row_id!r} must be <= {version}, the policy's, got"
                 f" {int(row.versions[row.loss_mask].max())}. After a resume, give rollouts the"
                 " trainer's version first."
+            )
+        oldest = row.oldest_version()
+        if needs_versions and row.num_trainable_tokens and (oldest is None or oldest < 0):
+            raise BatchError(
+                f"versions of row {row.row_id!r} must be known and >= 0 at trainable tokens, got"
+                f" {oldest}. Give each token's version, or take proximal_method 'recompute'."
+            )
+    _check_prefixes(rows)
+
+
+def _check_prefixes(rows: Sequence[TrainRow]) -> None:
+    """Check that rows of one prefix id are equal before their first trainable token."""
+    firsts: dict[str, TrainRow] = {}
+    for row in rows:
+        if not row.prefix_id or not row.num_suffix_tokens:
+            continue
+        first = firsts.setdefault(row.prefix_id, row)
+        prefix, other = (each.input_ids[: -each.num_suffix_tokens] for each in (row, first))
+        if not np.array_equal(prefix, other) or row.image_keys != first.image_keys:
+            what = "other images" if np.array_equal(prefix, other) else "another beginning"
+            raise BatchError(
+                f"rows of prefix_id {row.prefix_id!r} must be equal before their first trainable"
+                f" token, images included, got {what} in row {row.row_id!r} than in row"
+                f" {first.row_id!r}. Their prefix is computed once: give each its own id, or none."
             )
 
 

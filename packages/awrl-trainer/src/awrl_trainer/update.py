@@ -7,6 +7,7 @@ Invariants:
 * Rows stay on their rank in every epoch, so proximal log-probs never travel.
 * Every rank runs the same sequence of collectives whatever its rows hold: micro-batch counts and
   kinds are planned, and a failure before a collective is agreed by all ranks first.
+* Metrics speak of the optimizer steps that were taken; a skipped one is counted and adds nothing.
 
 Called by `FSDPActor.update`, on every rank with the same rows.
 """
@@ -29,12 +30,12 @@ from awrl_trainer.optimizer import SteppedOptimizer, StepResult
 from awrl_trainer.policy_loss import micro_batch_loss
 from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.ranks import (
+    gathered,
     merge_over_ranks,
     require_same_everywhere,
     run_or_fail_together,
-    sum_over_ranks,
 )
-from awrl_trainer.rows import Collate, TrainRow
+from awrl_trainer.rows import Collate, TrainRow, check_rows
 from awrl_trainer.update_plan import (
     MicroBatch,
     MiniBatch,
@@ -57,7 +58,7 @@ class UpdateResult:
 
 @dataclass(kw_only=True, slots=True)
 class _Tally:
-    """What an update collects on its way."""
+    """What an update collects on its way: parts and losses of steps that were taken."""
 
     parts: list[Mapping[str, Tensor | float]] = field(
         default_factory=list[Mapping[str, "Tensor | float"]]
@@ -95,17 +96,17 @@ class UpdateRunner:
         self._group = group
         self._clock = clock
 
-    def run(self, rows: Sequence[TrainRow], version: int) -> tuple[dict[str, float], bool]:
-        """Update the policy on rows.
+    def run(self, rows: Sequence[TrainRow], version: int) -> dict[str, float]:
+        """Update the policy on rows and return metrics, equal on every rank.
 
         Args:
             rows: All rows, the same on every rank.
 
-        Returns:
-            Metrics, equal on every rank, and whether any optimizer step was taken.
+        Raises:
+            BatchError: On every rank; see `FSDPActor.update`.
         """
         started = self._clock()
-        require_same_everywhere(rows_digest(rows, version), self._group, self._device)
+        self._agree(rows, version, is_update=True)
         self._optimizer.zero_grad()
         tally = _Tally()
         mini_batches = plan_mini_batches(
@@ -129,13 +130,17 @@ class UpdateRunner:
                 proximal.setdefault(index, current)
         metrics = self._metrics(rows, version, tally)
         metrics["time/update_s"] = self._clock() - started
-        return metrics, any(not step.is_skipped for step in tally.steps)
+        return metrics
 
-    def logprobs(self, rows: Sequence[TrainRow]) -> list[np.ndarray]:
+    def logprobs(self, rows: Sequence[TrainRow], version: int) -> list[np.ndarray]:
         """Return the current log-probs of every row's trainable tokens, in the rows' order.
 
         Every rank computes all rows; meant for parity checks.
+
+        Raises:
+            BatchError: On every rank, when one was given other rows.
         """
+        self._agree(rows, version, is_update=False)
         plan = plan_ranks(rows, self._config)[0]
         results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(rows)
         for micro_batch in plan:
@@ -146,6 +151,25 @@ class UpdateRunner:
             for index, part in zip(micro_batch.row_indices, values.split(counts), strict=True):
                 results[index] = part.cpu().numpy()
         return results
+
+    def _agree(self, rows: Sequence[TrainRow], version: int, *, is_update: bool) -> None:
+        """Return when every rank has found the rows right, and the same as every other."""
+        state = repr((version, self._optimizer.num_steps, self._config, is_update))
+
+        def look() -> bytes:
+            if is_update:
+                check_rows(
+                    rows,
+                    version=version,
+                    masked_token_ids=self._config.loss.masked_token_ids,
+                    needs_versions=self._config.loss.proximal_method in ("loglinear", "metrics"),
+                )
+            return rows_digest(rows, state)
+
+        digest = run_or_fail_together(
+            look, self._group, self._device, what="the check of rows", advice="Mend the rows."
+        )
+        require_same_everywhere(digest, self._group)
 
     def _needs_proximal_pass(self) -> bool:
         return self._config.loss.proximal_method in ("recompute", "metrics")
@@ -170,10 +194,11 @@ class UpdateRunner:
     ) -> list[Tensor]:
         """Accumulate gradients over micro-batches and step; return log-probs before the step."""
         before: list[Tensor] = []
+        parts: list[Mapping[str, Tensor | float]] = []
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, micro_batch in enumerate(mini_batch.micro_batches):
             micro = self._prepare(rows, micro_batch, tally)
-            share, logprobs = self._micro_step(
+            share, logprobs, metrics = self._micro_step(
                 micro,
                 None if proximal is None else proximal[index],
                 mini_batch.denominator,
@@ -182,9 +207,12 @@ class UpdateRunner:
             )
             loss += share.double()
             before.append(logprobs)
+            parts.append(metrics)
         with self._timed(tally, "optimizer"):
             tally.steps.append(self._optimizer.step())
-        tally.losses.append(loss)
+        if not tally.steps[-1].is_skipped:
+            tally.losses.append(loss)
+            tally.parts += parts
         return before
 
     def _micro_step(
@@ -194,7 +222,7 @@ class UpdateRunner:
         denominator: float,
         version: int,
         tally: _Tally,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Mapping[str, Tensor | float]]:
         reference = None
         if self._reference is not None:
             with self._timed(tally, "reference"), torch.no_grad():
@@ -212,8 +240,7 @@ class UpdateRunner:
             )
         with self._timed(tally, "backward"):
             loss.backward()
-        tally.parts.append(metrics)
-        return loss.detach(), current.logprobs.detach()
+        return loss.detach(), current.logprobs.detach(), metrics
 
     def _prepare(
         self, rows: Sequence[TrainRow], micro_batch: MicroBatch, tally: _Tally
@@ -229,14 +256,17 @@ class UpdateRunner:
                 ),
                 self._group,
                 self._device,
+                what="collate",
+                advice="See that rank's log; this optimizer step was not taken.",
             )
 
     def _metrics(self, rows: Sequence[TrainRow], version: int, tally: _Tally) -> dict[str, float]:
-        metrics = merge_over_ranks(tally.parts, self._group, self._device)
-        loss = float(torch.stack(tally.losses).mean())
-        metrics["loss/value"] = sum_over_ranks(loss, self._group, self._device)
+        metrics = merge_over_ranks(tally.parts, self._group)
         taken = [step for step in tally.steps if not step.is_skipped]
-        metrics["optimizer/grad_norm"] = float(np.mean([step.grad_norm for step in tally.steps]))
+        if taken:
+            loss = float(torch.stack(tally.losses).mean())
+            metrics["loss/value"] = sum(gathered(loss, self._group))
+            metrics["optimizer/grad_norm"] = float(np.mean([step.grad_norm for step in taken]))
         metrics["optimizer/lr"] = tally.steps[-1].lr
         metrics["optimizer/num_steps"] = float(len(taken))
         metrics["optimizer/num_skipped_steps"] = float(len(tally.steps) - len(taken))
@@ -256,7 +286,7 @@ class UpdateRunner:
 def off_policyness_metrics(
     rows: Sequence[TrainRow], current_version: int, *, num_bins: int = 8
 ) -> dict[str, float]:
-    """Return how old the trainable tokens are, over all rows whose versions are known.
+    """Return how old the trainable tokens are, over all whose versions are known and not negative.
 
     Args:
         rows: The rows of the update, those of all ranks.
@@ -268,9 +298,10 @@ def off_policyness_metrics(
         when no row knows its versions.
     """
     known = [row.versions[row.loss_mask] for row in rows if row.versions is not None]
-    if not known or not sum(map(len, known)):
+    versions = np.concatenate(known) if known else np.empty(0, dtype=np.int64)
+    ages = current_version - versions[versions >= 0]
+    if not len(ages):
         return {}
-    ages = current_version - np.concatenate(known)
     counts = np.bincount(np.clip(ages, 0, num_bins - 1), minlength=num_bins)
     shares = {f"off_policyness/share_{k}": n / len(ages) for k, n in enumerate(counts.tolist())}
     return shares | {

@@ -93,13 +93,22 @@ def epoch_order(count: int, version: int, epoch: int, *, seed: int) -> list[int]
     return np.random.default_rng((seed, version, epoch)).permutation(count).tolist()
 
 
-def rows_digest(rows: Sequence[TrainRow], version: int) -> bytes:
-    """Return 16 bytes that tell whether two ranks were given the same work."""
-    digest = hashlib.blake2b(str(version).encode(), digest_size=16)
+def rows_digest(rows: Sequence[TrainRow], state: str) -> bytes:
+    """Return 16 bytes that tell whether two ranks were given the same work.
+
+    Args:
+        state: Whatever else the work depends on, such as version and configuration.
+    """
+    digest = hashlib.blake2b(state.encode(), digest_size=16)
     for row in rows:
-        digest.update(np.ascontiguousarray(row.input_ids).tobytes())
-        digest.update(np.ascontiguousarray(row.loss_mask).tobytes())
-        digest.update(str((row.image_keys, row.prefix_id)).encode())
+        names = (row.row_id, row.group_id, row.prefix_id, row.image_keys, row.num_model_tokens)
+        digest.update(repr((*names, sorted(row.extras.items()))).encode())
+        # Nobody reads these beside trainable tokens.
+        trained = (row.behavior_logprobs, row.advantages, row.versions)
+        masked = [v[row.loss_mask] if isinstance(v, np.ndarray) else repr(v) for v in trained]
+        for values in map(np.asarray, (row.input_ids, row.loss_mask, *masked)):
+            digest.update(f"{values.dtype} {values.shape}".encode())
+            digest.update(np.ascontiguousarray(values).tobytes())
     return digest.digest()
 
 

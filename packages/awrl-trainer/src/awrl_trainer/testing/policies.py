@@ -1,5 +1,7 @@
 """Tiny causal policies with tied embeddings, whose tokens see their whole past.
 
+What a row computes does not depend on the rows beside it.
+
 Legend: B rows, T tokens, H hidden size, V vocabulary, P image patches.
 """
 
@@ -78,7 +80,8 @@ class TinyImagePolicy(TinyPolicy):
         """Return hidden states `[B, T, H]`; `pixel_values` `[P, patch]` in the order of the text."""
         hidden = self.embed(input_ids)
         if pixel_values is not None:
-            features = self.patch_embed(pixel_values)[None]
+            # Each patch is a sequence of its own: no row sees the images of another.
+            features = self.patch_embed(pixel_values)[:, None]
             for block in self.vision:
                 features = block(features)
             is_image = (input_ids == self._image_token_id)[..., None].expand_as(hidden)
