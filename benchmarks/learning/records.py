@@ -59,7 +59,10 @@ def _sampled(steps: Sequence[dict[str, Any]]) -> list[list[float]]:
     at, found = seconds_at(steps), []
     for end in range(WINDOW_STEPS, len(steps) + 1):
         window = steps[end - WINDOW_STEPS : end]
-        share = sum(step["rollout/success_share"] for step in window) / WINDOW_STEPS
+        shares = [
+            step["rollout/success_share"] for step in window if "rollout/success_share" in step
+        ]
+        share = sum(shares) / max(1, len(shares))
         version = int(window[-1]["weights/version"])
         found.append([round(at[version], 1), version, round(share, 4)])
     return found

@@ -30,7 +30,7 @@ import ablations
 from mix import Mix, mix_tasks, published_mix, stream_of, uniform_mix
 from rich.console import Console
 from webrl.config import WebRLConfig, load_config, to_toml
-from webrl.launch import component_configs
+from webrl.launch import component_configs, run_tasks
 from webrl.run.compare import synchronous_config
 from webrl.run.run import run_training
 
@@ -160,7 +160,7 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
     mix = uniform_mix(arguments.uniform) if arguments.uniform else published_mix()
     cv = 0.0 if arguments.uniform else 1.0
     tasks = mix_tasks(mix)
-    component_configs.load_tasks = lambda names: tasks
+    run_tasks.load_tasks = lambda names: tasks
     component_configs.TaskStream = stream_of(mix)
     configs = [
         configuration(arguments.slots, eta, latency_s, cv, seconds) for eta in arguments.etas

@@ -37,7 +37,7 @@ from awrl_rollout import EpisodeRecord, EpisodeRequest, SGLangClient
 from awrl_trainer import ActorConfig, FSDPActor, SnapshotWriter, TrainRow
 from webrl.cluster.ray_cluster import ray_cluster
 from webrl.config import WebRLConfig, load_config
-from webrl.launch import component_configs
+from webrl.launch import component_configs, run_tasks
 from webrl.policy import PolicyProcessor, load_policy
 from webrl.rollout.batch_source import GroupFilter
 from webrl.rollout.trajectory import Trajectory
@@ -186,7 +186,7 @@ async def measure(job: Job) -> dict[str, object]:
     spec = component_configs.worker_spec(
         config,
         servers,
-        component_configs.train_tasks(config),
+        run_tasks.train_tasks(config),
         num_slots=config.env.slots_per_worker,
         temperature=config.gconfig.temperature,
         is_synchronous=False,

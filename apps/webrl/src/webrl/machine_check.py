@@ -14,7 +14,6 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 from webrl.browser.chromium import find_chromium
 from webrl.config import WebRLConfig, check_dataset_size
 from webrl.errors import PreflightError, TaskError
-from webrl.tasks import load_tasks
+from webrl.launch.run_tasks import test_tasks, train_tasks
 
 VISION_CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
 """SGLang keeps vision features by image and no weight update clears them; 0 turns that off."""
@@ -141,13 +140,14 @@ def check_gpu() -> Check:
     return Check("gpu", True, detail, is_required=False)
 
 
-def check_tasks(names: Sequence[str]) -> Check:
-    """Look whether the tasks are known."""
+def check_tasks(config: WebRLConfig) -> Check:
+    """Look whether the tasks are known, and can be had as the configuration wants them."""
     try:
-        load_tasks(names)
+        train_tasks(config)
+        test_tasks(config)
     except TaskError as error:
         return Check("tasks", False, str(error))
-    return Check("tasks", True, ", ".join(names))
+    return Check("tasks", True, ", ".join(task.name for task in config.tasks))
 
 
 def check_judge(config: WebRLConfig) -> Check:
@@ -269,7 +269,7 @@ def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
         check_policy(config.policy.path),
         check_browser(),
         check_miniwob(),
-        check_tasks([task.name for task in config.tasks]),
+        check_tasks(config),
         check_judge(config),
     ]
     if config.inference.base_port:
@@ -280,8 +280,7 @@ def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
     if failed:
         lines = [f"{check.name}: {check.detail.rstrip('.')}. {check.fix}" for check in failed]
         raise PreflightError("\n".join(line.rstrip() for line in lines))
-    entries = [entry.name for entry in config.tasks if entry.split != "test"]
     num_groups = sum(
-        config.env.num_train_seeds if task.is_seeded else 1 for task in load_tasks(entries)
+        config.env.num_train_seeds if task.is_seeded else 1 for task in train_tasks(config)
     )
     check_dataset_size(config, num_groups)

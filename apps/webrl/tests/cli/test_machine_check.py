@@ -51,10 +51,20 @@ def test_a_browser_that_can_not_be_executed_is_refused_with_the_fix(
 
 
 def test_an_unknown_task_is_named_with_the_nearest_one() -> None:
-    assert check_tasks(["miniwob/click-test-2"]).is_ok
-    check = check_tasks(["miniwob/click-tset-2"])
+    assert check_tasks(load_config("laptop").config).is_ok
+    check = check_tasks(load_config("laptop", ["tasks=miniwob/click-tset-2"]).config)
     assert not check.is_ok
     assert "'miniwob/click-test-2'" in check.detail
+
+
+def test_a_task_that_can_not_be_had_as_the_configuration_wants_it_stops_the_run(
+    laptop: WebRLConfig, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"name": "a", "url": "https://a.example/", "goal": "g", "answer": "1"}')
+    overrides = [f"run_dir={laptop.run_dir}", f"tasks=tasks:{file}", "env.reset=keep_page"]
+    with pytest.raises(PreflightError, match="start_script must be set when reset is 'keep_page'"):
+        preflight(load_config("laptop", overrides).config, is_resumed=False)
 
 
 def test_packages_and_pages_are_found_without_importing_them() -> None:
@@ -156,7 +166,7 @@ def test_fewer_tasks_than_a_batch_takes_stop_the_run(laptop: WebRLConfig, tmp_pa
         *("judge.url=http://127.0.0.1:1/v1", "judge.model=m", "judge.deadline_s=30"),
         *("env.viewport_width=160", "env.viewport_height=224", "pixelstore.disk_dir=x"),
     ]
-    config = load_config("laptop", [*overrides, "env.num_train_seeds=1"]).config
+    config = load_config("laptop", [*overrides, "env.reset=none", "env.num_train_seeds=1"]).config
     file.write_text("\n".join(lines[:14]))
     with pytest.raises(ConfigError, match=r"tasks must hold at least 16 different .*, got 15\."):
         preflight(config, is_resumed=False)

@@ -21,7 +21,7 @@ import webrl
 from webrl.config import WebRLConfig, all_keys, config_warnings, load_config
 from webrl.config.summary import IDLE_KEYS, IdleKeys
 from webrl.errors import ConfigError
-from webrl.launch import component_configs
+from webrl.launch import component_configs, run_tasks
 from webrl.policy import PolicyProcessor
 
 SOURCES = Path(webrl.__file__).parent
@@ -116,7 +116,9 @@ ELSEWHERE = frozenset(
         "policy.path",
         "recover.max_restarts",
         "run_dir",
+        "test_rollout.deadline_s",
         "test_rollout.interval_s",
+        "test_rollout.late_episodes",
         "test_rollout.max_concurrent",
         "test_rollout.num_final_seeds",
         "test_rollout.num_seeds",
@@ -150,7 +152,7 @@ def components(config: WebRLConfig) -> list[object]:
     worker = component_configs.worker_spec(
         config,
         servers,
-        component_configs.train_tasks(config),
+        run_tasks.train_tasks(config),
         num_slots=1,
         temperature=1.0,
         is_synchronous=config.is_synchronous,
@@ -167,8 +169,8 @@ def components(config: WebRLConfig) -> list[object]:
         (controller.max_fault_share, config.rollout.consumer_batch_size)
         if config.is_synchronous
         else (component_configs.staleness_config(config), controller),
-        component_configs.test_tasks(config),
-        component_configs.train_tasks(config),
+        run_tasks.test_tasks(config),
+        run_tasks.train_tasks(config),
         component_configs.task_stream(config).group(3),
         component_configs.task_stream(config).fingerprint,
         component_configs.engine_spec(config, servers, processor),
@@ -343,6 +345,7 @@ def test_sglang_is_started_with_the_limits_of_the_configuration() -> None:
 
 ASSEMBLERS = {
     "launch/component_configs.py",
+    "launch/run_tasks.py",
     "launch/system.py",
     "run/run.py",
     "run/compare.py",

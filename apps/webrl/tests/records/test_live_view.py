@@ -45,6 +45,19 @@ def test_on_a_terminal_the_panel_holds_every_figure() -> None:
         assert shown in text
 
 
+def test_what_is_not_known_is_not_drawn_as_zero() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=110, force_terminal=True, color_system=None)
+    with LiveView(console, title="runs/x", clock=lambda: 0.0) as view:
+        view.step(METRICS)
+        view.step({"weights/version": 4.0})
+        view.evaluated(4, None, 0.0, 1.0)
+    text = out.getvalue()
+    assert "test rollout v4: unknown" in text
+    assert "0.500" in text
+    assert "▁" not in text
+
+
 def test_durations_and_curves_are_short() -> None:
     assert [format_duration(s) for s in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
     assert sparkline([0.0, 0.5, 1.0, 2.0]) == "▁▅██"

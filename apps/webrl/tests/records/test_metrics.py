@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from awrl_pixelstore import PixelStoreStatistics
 from webrl.errors import ConfigError
-from webrl.records.metrics import JsonLinesSink, MetricLog
+from webrl.records.metrics import JsonLinesSink, MetricLog, continued, is_total
+from webrl.records.run_folder import pack_state, unpack_state
+from webrl.rollout.task_stream import TaskStream
+from webrl.tasks import load_tasks
+from webrl.training.step_loop import Progress
 
 
 class TrackerError(Exception):
@@ -143,6 +149,35 @@ def test_figures_that_come_late_belong_to_their_step_and_outlive_a_rewind(tmp_pa
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 1]
     assert lines[-1]["eval/success"] == 0.5
+
+
+def test_what_counts_from_the_start_of_a_run_goes_on_after_a_resume() -> None:
+    counts = {
+        "rollout/episodes_total": 10.0,
+        "rollout/faulted_episodes": 1.0,
+        "staleness/wasted_hard_episodes": 2.0,
+        "pixelstore/num_puts": 30.0,
+    }
+    now = {"rollout/success_share": 0.5, "pixelstore/num_entries": 7.0, "rollout/slots": 4.0}
+    first = continued({**counts, **now}, {})
+    assert first == {**counts, **now}
+    totals = {key: value for key, value in first.items() if is_total(key)}
+    assert totals == counts
+    stream = TaskStream(load_tasks(["miniwob/click-test"]), num_seeds=9, group_size=2, seed=0)
+    state = pack_state(Progress(version=3, totals=totals), stream)
+    progress, _ = unpack_state(json.loads(json.dumps(state)), 3, stream)
+    second = continued({**counts, **now}, progress.totals)
+    assert second == {**{key: 2 * value for key, value in counts.items()}, **now}
+
+
+def test_every_count_of_the_parts_is_known_as_one() -> None:
+    pixels = {f"pixelstore/{field.name}" for field in fields(PixelStoreStatistics)}
+    now = {"num_entries", "num_memory_bytes", "num_disk_bytes", "num_trajectories"}
+    now |= {"num_references", "num_bytes"}
+    counted = {name for name in pixels if name.startswith("pixelstore/num_")}
+    assert {name for name in pixels if is_total(name)} == counted - {
+        f"pixelstore/{name}" for name in now
+    }
 
 
 def test_a_tracker_that_is_not_installed_names_its_extra(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from pathlib import Path
 
 import msgspec
 import pytest
+from webrl.config import load_config
 from webrl.errors import TaskError
+from webrl.launch import run_tasks
 from webrl.tasks import (
     ORACLE_TASKS,
     Task,
@@ -73,3 +77,24 @@ def test_a_task_without_an_oracle_says_which_have_one() -> None:
     with pytest.raises(TaskError, match="task must have an oracle, got 'miniwob/drag-box'"):
         oracle(load_task("miniwob/drag-box"))
     assert all(oracle(task) for task in load_tasks(ORACLE_TASKS))
+
+
+def test_two_files_that_share_a_name_of_a_task_are_refused_with_both_places(
+    tmp_path: Path,
+) -> None:
+    line = {"name": "find-price", "url": "https://a.example/", "goal": "g", "answer": "1"}
+    names: list[str] = []
+    for folder in ("a", "b"):
+        file = tmp_path / f"{folder}.jsonl"
+        file.write_text(json.dumps(line))
+        names.append(f"tasks:{file}")
+    with pytest.raises(TaskError) as caught:
+        load_tasks(names)
+    assert "'web/find-price' from both" in str(caught.value)
+    assert all(name in str(caught.value) for name in names)
+    config = load_config("laptop", ["env.reset=none", f"tasks={json.dumps(names)}"]).config
+    with pytest.raises(TaskError, match="must have a name of its own"):
+        run_tasks.test_tasks(config)
+    entries = f"[{{name='{names[0]}', split='train'}}, {{name='{names[1]}', split='test'}}]"
+    apart = load_config("laptop", ["env.reset=none", f"tasks={entries}"]).config
+    assert run_tasks.test_tasks(apart) == run_tasks.train_tasks(apart)

@@ -61,10 +61,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.json:
         console.print(json.dumps(msgspec.to_builtins(result)))
         return 0
-    console.print(
-        f"success {result.mean:.3f}, 95 % interval [{result.low:.3f}, {result.high:.3f}], "
-        f"{result.num_episodes} episodes in {result.duration_s:.0f} s, {result.num_faults} faults"
-    )
+    console.print(f"{result.describe()}, in {result.duration_s:.0f} s")
     for task, share in result.by_task.items():
         console.print(f"  {task}: {share:.3f}")
     return 0

@@ -498,7 +498,8 @@ class TestRolloutSection(Section):
     """Its own servers: one GPU each, or one CPU process each where the cluster has no GPU; 0 starts
     one server on a device of the rollout."""
     num_seeds: Annotated[Count, "An evaluation needs a seed."] = 128
-    """Held-out seeds of one evaluation, spread over the tasks."""
+    """Held-out seeds of one evaluation, spread over the tasks; where tasks outnumber them, over a
+    fixed random sample with each difficulty's share."""
     num_final_seeds: Annotated[Natural, "Use 0 to skip it."] = 512
     """Held-out seeds of the one evaluation after the last update; 0 skips it."""
     interval_s: Annotated[NonNegative, "Use 0 for back to back."] = 120.0
@@ -507,6 +508,11 @@ class TestRolloutSection(Section):
     """Sampling temperature; 0 is greedy."""
     max_concurrent: Annotated[Count, "Allow one episode at least."] = 8
     """Episodes of the evaluation that run at one moment."""
+    deadline_s: Annotated[Positive, "Typical value: 3600."] = 3600.0
+    """Limit of one evaluation, in seconds; episodes that have not ended then are late."""
+    late_episodes: Literal["failure", "exclude"] = "failure"
+    """What late episodes count as: failures, since the slow ones are the hard ones, or nothing.
+    Both shares are printed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
 from awrl_pixelstore import PixelStoreConfig
 from awrl_rollout import ControllerConfig
 from awrl_staleness import StalenessConfig
@@ -19,13 +18,14 @@ from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConf
 from webrl.browser import BrowserConfig, Deadlines
 from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.cluster.placement import RoleSpec
-from webrl.config import TaskSection, WebRLConfig
+from webrl.config import WebRLConfig
+from webrl.launch.run_tasks import weighed_tasks
 from webrl.policy import PolicyProcessor
 from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.worker import WorkerSpec
 from webrl.rollout.workflow import WorkflowConfig
 from webrl.servers.server_actor import ServerSpec
-from webrl.tasks import Task, Viewport, load_tasks
+from webrl.tasks import Task
 from webrl.training.actor_rank import EngineSpec
 
 ROLLOUT = "rollout"
@@ -99,59 +99,15 @@ def controller_config(config: WebRLConfig) -> ControllerConfig:
     )
 
 
-def train_tasks(config: WebRLConfig) -> tuple[Task, ...]:
-    """Return the tasks with the limits of training episodes."""
-    return tuple(
-        task
-        for entry in config.tasks
-        if entry.split != "test"
-        for task in _tasks(config, entry, entry.max_steps)
-    )
-
-
-def test_tasks(config: WebRLConfig) -> tuple[Task, ...]:
-    """Return the tasks with the limits of evaluation episodes."""
-    return tuple(
-        task
-        for entry in config.tasks
-        if entry.split != "train"
-        for task in _tasks(config, entry, entry.test_max_steps or entry.max_steps, is_test=True)
-    )
-
-
-def _tasks(
-    config: WebRLConfig, entry: TaskSection, max_steps: int | None, *, is_test: bool = False
-) -> list[Task]:
-    changes: dict[str, object] = {}
-    width, height = config.env.viewport_width, config.env.viewport_height
-    if width is not None and height is not None:
-        changes["viewport"] = Viewport(width, height)
-    if config.env.reset is not None:
-        changes["reset"] = config.env.reset
-    return [
-        msgspec.structs.replace(
-            task,
-            max_steps=max_steps or (is_test and task.test_max_steps) or task.max_steps,
-            **changes,
-        )
-        for task in load_tasks([entry.name])
-    ]
-
-
 def task_stream(config: WebRLConfig) -> TaskStream:
     """Return the order of training groups, at its beginning."""
-    weighed = [
-        (task, entry.weight)
-        for entry in config.tasks
-        if entry.split != "test"
-        for task in _tasks(config, entry, entry.max_steps)
-    ]
+    tasks = weighed_tasks(config)
     return TaskStream(
-        [task for task, _ in weighed],
+        [task for _, task in tasks],
         num_seeds=config.env.num_train_seeds,
         group_size=config.gconfig.n_samples,
         seed=config.seed,
-        weights=[weight for _, weight in weighed],
+        weights=[entry.weight for entry, _ in tasks],
     )
 
 

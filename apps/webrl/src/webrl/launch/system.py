@@ -34,7 +34,7 @@ from webrl.cluster.scheduler import (
 )
 from webrl.config import WebRLConfig
 from webrl.errors import EngineCallError, WorkerLostError
-from webrl.launch import component_configs
+from webrl.launch import component_configs, run_tasks
 from webrl.policy import PolicyProcessor
 from webrl.rollout.worker import CallbackTarget, RolloutWorker, WorkerSpec
 from webrl.servers.server_actor import InferenceServer, ServerSpec
@@ -261,7 +261,7 @@ async def start_evaluation_worker(
     spec = component_configs.worker_spec(
         config,
         servers,
-        component_configs.test_tasks(config),
+        run_tasks.test_tasks(config),
         num_slots=config.test_rollout.max_concurrent,
         temperature=config.test_rollout.temperature or 1.0,
         is_synchronous=False,

@@ -52,7 +52,7 @@ class LiveView:
         self._started = clock()
         self._gauges: dict[str, float] = {}
         self._success: list[float] = []
-        self._evaluation: list[tuple[int, float, float, float]] = []
+        self._evaluation: list[tuple[int, str]] = []
         self._note = "starting"
         self._live: Live | None = None
 
@@ -89,18 +89,20 @@ class LiveView:
     def step(self, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a finished training step."""
         self._gauges.update(metrics)
-        self._success.append(metrics.get("rollout/success_share", 0.0))
+        if "rollout/success_share" in metrics:
+            self._success.append(metrics["rollout/success_share"])
         self._note = "training"
         if self._live is None:
             self._console.print(self._line())
 
-    def evaluated(self, version: int, mean: float, low: float, high: float) -> None:
-        """Show a finished evaluation with its 95 % interval."""
-        self._evaluation.append((version, mean, low, high))
+    def evaluated(self, version: int, mean: float | None, low: float, high: float) -> None:
+        """Show a finished evaluation with its 95 % interval; the mean is None without an episode."""
+        text = "unknown" if mean is None else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+        self._evaluation.append((version, text))
         if self._live is None:
             self._console.print(
                 f"[{format_duration(self._clock() - self._started)}] test rollout of version "
-                f"{version}: greedy success {mean:.3f} [{low:.3f}, {high:.3f}]"
+                f"{version}: greedy success {text}"
             )
 
     def _line(self) -> str:
@@ -148,10 +150,8 @@ class LiveView:
                     ("success  ", "dim"), (sparkline(self._success[-CURVE_POINTS:]), "green")
                 )
             )
-        for version, mean, low, high in self._evaluation[-3:]:
-            body.add_row(
-                Text(f"test rollout v{version}: {mean:.3f} [{low:.3f}, {high:.3f}]", "cyan")
-            )
+        for version, text in self._evaluation[-3:]:
+            body.add_row(Text(f"test rollout v{version}: {text}", "cyan"))
         elapsed = format_duration(self._clock() - self._started)
         return Panel(body, title=f"webrl  {self._title}", subtitle=f"{elapsed}  {self._note}")
 

@@ -26,6 +26,39 @@ from webrl.errors import ConfigError, Problem
 
 logger = logging.getLogger(__name__)
 
+TOTALS = frozenset(
+    f"rollout/{name}"
+    for name in (
+        "completed_episodes",
+        "dropped_groups",
+        "duplicate_records",
+        "episodes_total",
+        "expired_episodes",
+        "faulted_episodes",
+        "refilled_episodes",
+    )
+)
+"""Figures of the rollout that count from the start of the run."""
+PIXEL_TOTALS = frozenset(
+    f"num_{name}"
+    for name in (
+        "puts",
+        "dedup_puts",
+        "put_bytes",
+        "dedup_bytes",
+        "gets",
+        "memory_hits",
+        "disk_hits",
+        "misses",
+        "refused",
+        "expired",
+        "lost",
+        "disk_errors",
+        "restarts",
+    )
+)
+"""Those of the pixel store."""
+
 _EXTRAS = {"wandb": "wandb", "trackio": "trackio"}
 
 
@@ -42,6 +75,27 @@ def drop_later_lines(path: Path, last: int, key: str = "step") -> None:
             line for line in file if line.endswith(b"\n") and json.loads(line)[key] <= last
         )
     draft.rename(path)
+
+
+def is_total(key: str) -> bool:
+    """Return whether a figure counts from the start of the run, so that a resume goes on with it."""
+    group, _, name = key.partition("/")
+    if group == "pixelstore":
+        return name in PIXEL_TOTALS
+    return key in TOTALS or (group == "staleness" and name.startswith("wasted_"))
+
+
+def continued(metrics: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures of a step with what the parts of a run counted before they were started.
+
+    Args:
+        metrics: Of one step; counts begin with the newest start of the run's parts.
+        before: Totals at that start.
+    """
+    return {
+        key: value + before.get(key, 0.0) if is_total(key) else value
+        for key, value in metrics.items()
+    }
 
 
 class MetricSink(Protocol):

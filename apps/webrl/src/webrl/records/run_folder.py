@@ -76,6 +76,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """See `Progress`."""
     stream: TaskStreamState
     """The task order."""
+    totals: dict[str, float] = {}
+    """See `Progress`."""
 
 
 def pack_state(progress: Progress, stream: TaskStream) -> dict[str, Any]:
@@ -86,6 +88,7 @@ def pack_state(progress: Progress, stream: TaskStream) -> dict[str, Any]:
             num_trained_episodes=progress.num_trained_episodes,
             train_s=progress.train_s,
             stream=stream.state(),
+            totals=dict(progress.totals),
         )
     )
 
@@ -105,5 +108,6 @@ def unpack_state(values: dict[str, Any], version: int, stream: TaskStream) -> tu
         num_steps=state.num_steps,
         num_trained_episodes=state.num_trained_episodes,
         train_s=state.train_s,
+        totals=state.totals,
     )
     return progress, is_same_data

@@ -141,9 +141,14 @@ class GroupFilter:
         now = (self.num_groups, self.num_zero_variance, self.num_success, self.num_episodes)
         groups, zero, success, episodes = (a - b for a, b in zip(now, self._seen, strict=True))
         self._seen = now
+        shares: dict[str, float] = {}
+        # A batch that was all in the queue saw no group end: that is no success share of 0.
+        if episodes:
+            shares["rollout/success_share"] = success / episodes
+        if groups:
+            shares["rollout/zero_variance_share"] = zero / groups
         return {
-            "rollout/success_share": success / episodes if episodes else 0.0,
-            "rollout/zero_variance_share": zero / groups if groups else 0.0,
+            **shares,
             "rollout/episodes_per_s": episodes / seconds if seconds > 0 else 0.0,
             "rollout/episodes_total": float(self.num_episodes),
         }

@@ -33,12 +33,12 @@ from webrl.config import WebRLConfig
 from webrl.errors import EngineCallError, RunFailedError, WorkerLostError
 from webrl.evaluation.manager import EvaluationManager
 from webrl.evaluation.statistics import EvaluationResult
-from webrl.launch import component_configs
+from webrl.launch import component_configs, run_tasks
 from webrl.launch.system import System, launch, stop_each
 from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
 from webrl.process_log import log_to_file
 from webrl.records.live_view import LiveView
-from webrl.records.metrics import MetricLog
+from webrl.records.metrics import MetricLog, continued, is_total
 from webrl.records.run_folder import RunFolders
 from webrl.rollout.batch_source import (
     EverlastingRollouts,
@@ -185,10 +185,14 @@ class Run:
         recorder: Recorder,
         evaluation: EvaluationManager | None,
     ) -> None:
+        before = trainer.progress.totals
+
         async def after_step(metrics: dict[str, float]) -> None:
             progress = trainer.progress
             self._step_of_version.setdefault(progress.version, progress.num_steps)
-            metrics |= await supervisor.store_metrics()
+            metrics = continued({**metrics, **await supervisor.store_metrics()}, before)
+            totals = {key: value for key, value in metrics.items() if is_total(key)}
+            progress.totals = {**progress.totals, **totals}
             self._log.log(metrics, progress.num_steps)
             self._view.step(metrics)
             is_due = progress.version % self._config.checkpoint.save_every == 0
@@ -266,7 +270,7 @@ class Run:
         spec = component_configs.worker_spec(
             config,
             system.server_spec,
-            component_configs.train_tasks(config),
+            run_tasks.train_tasks(config),
             num_slots=config.env.slots_per_worker,
             temperature=config.gconfig.temperature,
             is_synchronous=config.is_synchronous,
@@ -327,6 +331,8 @@ class Run:
 
     def _show(self, result: EvaluationResult) -> None:
         self._view.evaluated(result.version, result.mean, result.low, result.high)
+        if result.num_late:
+            self._view.note(f"version {result.version}: {result.describe()}")
         self._log.log(result.metrics(), self._step_of_version.get(result.version, result.version))
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from webrl.tasks.faults import FAULT_CASES, FaultCase
 from webrl.tasks.miniwob import html_root, miniwob_names, miniwob_task
 from webrl.tasks.oracle import ORACLE_TASKS, oracle, target_map
-from webrl.tasks.registry import FILE_PREFIXES, load_task, load_tasks, task_names
+from webrl.tasks.registry import (
+    FILE_PREFIXES,
+    load_task,
+    load_tasks,
+    refuse_shared_names,
+    task_names,
+)
 from webrl.tasks.server import Handler, TaskServer
 from webrl.tasks.task import ResetMode, Rubric, Task, Viewport
 from webrl.tasks.task_file import load_task_file
@@ -30,6 +36,7 @@ __all__ = [
     "miniwob_names",
     "miniwob_task",
     "oracle",
+    "refuse_shared_names",
     "target_map",
     "task_names",
 ]

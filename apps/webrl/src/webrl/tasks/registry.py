@@ -35,17 +35,39 @@ def load_tasks(names: Iterable[str]) -> list[Task]:
             those of a file.
 
     Raises:
-        TaskError: A name is not known (the message holds the nearest one), or a file is wrong.
+        TaskError: A name is not known (the message holds the nearest one), a file is wrong, or two
+            tasks share a name.
     """
-    tasks: list[Task] = []
+    loaded: list[tuple[str, Task]] = []
     for name in names:
         if name.startswith(PREFIX):
-            tasks += load_task_file(name.removeprefix(PREFIX))
+            tasks = load_task_file(name.removeprefix(PREFIX))
         elif name.startswith(WEBGYM_PREFIX):
-            tasks += load_webgym_file(name.removeprefix(WEBGYM_PREFIX))
+            tasks = load_webgym_file(name.removeprefix(WEBGYM_PREFIX))
         else:
-            tasks.append(load_task(name))
-    return tasks
+            tasks = [load_task(name)]
+        loaded += [(name, task) for task in tasks]
+    refuse_shared_names(loaded)
+    return [task for _, task in loaded]
+
+
+def refuse_shared_names(tasks: Iterable[tuple[str, Task]]) -> None:
+    """Refuse tasks of one name from two places: results are kept by name.
+
+    Args:
+        tasks: Where each comes from, and the task.
+
+    Raises:
+        TaskError: Two share a name; the message holds both places.
+    """
+    places: dict[str, str] = {}
+    for place, task in tasks:
+        other = places.setdefault(task.full_name, place)
+        if other != place:
+            raise TaskError(
+                f"task must have a name of its own, got {task.full_name!r} from both {other!r} and "
+                f"{place!r}. Rename one, or let one file train and the other one test (split)."
+            )
 
 
 def load_task(name: str) -> Task:

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from awrl_rollout import RolloutBatch
@@ -54,6 +54,8 @@ class Progress:
     """Episodes that were trained on."""
     train_s: float = 0.0
     """Seconds of training, restarts excluded."""
+    totals: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Figures of the newest step that count from the start of the run."""
 
 
 class RolloutSource(Protocol):
