@@ -28,6 +28,7 @@ from awrl_rollout import UnwrappedTaskGroup
 from webrl.browser.calls import Calls
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
+from webrl.browser.deadly_pages import DeadlyPages
 from webrl.browser.first_screenshots import FirstScreenshots
 from webrl.browser.guard import GuardProxy
 from webrl.browser.live_browser import Driver, LiveBrowser
@@ -84,6 +85,7 @@ class BrowserPool:
         self._browser: LiveBrowser | None = None
         self._retired: list[LiveBrowser] = []
         self._restarts: deque[float] = deque()
+        self.deadly_pages = DeadlyPages(self.config.restart_window_s, clock)
         self._num_contexts = 0
         self._num_episodes = 0
         self._num_launches = 0
@@ -211,6 +213,16 @@ class BrowserPool:
         if level is RecoveryLevel.DRIVER:
             browser.driver.is_suspect = True
         return True
+
+    def ended_browser(self, address: str, browser: LiveBrowser) -> None:
+        """Blame a page that was being used when `browser` ended.
+
+        Restarts after a page that is found out are its doing, not the machine's: they leave the
+        budget.
+        """
+        if self.deadly_pages.ended_browser(address, browser.pid):
+            for _ in range(min(2, len(self._restarts))):
+                self._restarts.pop()
 
     def _recycle_when_due(self, browser: LiveBrowser) -> None:
         """Retire what is old or large; each session moves on with its next reset."""

@@ -16,6 +16,8 @@ import msgspec
 
 from webrl.actions import Action, Answer, GoBack, InvalidAction, MarkAction
 from webrl.browser.arrival import wait_until_loaded
+from webrl.browser.deadly_pages import DeadlyPages
+from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.marks import marked_screenshot, on_page
 from webrl.browser.outcome import EndReason, Event, Mark, Observation, StepOutcome
 from webrl.browser.page import LivePage
@@ -31,6 +33,15 @@ _Look: TypeAlias = tuple[bytes, tuple[Mark, ...]]
 
 class SessionPool(Pool, Protocol):
     """What a session needs of its pool besides."""
+
+    @property
+    def deadly_pages(self) -> DeadlyPages:
+        """Return what is known of pages that end browsers."""
+        ...
+
+    def ended_browser(self, address: str, browser: LiveBrowser) -> None:
+        """Blame a page that was being used when `browser` ended."""
+        ...
 
     async def release(self, session: BrowserSession) -> None:
         """Take the slot back."""
@@ -55,6 +66,7 @@ class BrowserSession:
         self._pages = PageCache(pool, number)
         self._episode: _Episode | None = None
         self._is_dirty = False
+        self._suspect: tuple[Task, LiveBrowser | None] | None = None
 
     async def __aenter__(self) -> BrowserSession:
         """Return the session."""
@@ -81,11 +93,15 @@ class BrowserSession:
             self._is_dirty = False
         level = RecoveryLevel.NOTHING
         while True:
+            self._blame()
+            self._pool.deadly_pages.check(self._pool.address(task))
             try:
                 observation = await self._start(task, seed)
                 self._is_dirty = False
+                self._pool.deadly_pages.ended_well(self._pool.address(task))
                 return observation
             except BrowserFault as fault:
+                self._suspect = task, self._pages.browser
                 self._is_dirty = True  # should the replacement fail or be cancelled
                 raised = await self._escalate(fault, level)
                 if raised is None or not await self._replace(raised, task):
@@ -111,9 +127,14 @@ class BrowserSession:
         episode.num_steps += 1
         try:
             outcome = await self._step(episode, action)
+        except BrowserFault:
+            self._suspect = episode.task, self._pages.browser
+            self._episode, self._is_dirty = None, True
+            raise
         except BaseException:  # a cancelled step too leaves a page in an unknown state
             self._episode, self._is_dirty = None, True
             raise
+        self._pool.deadly_pages.ended_well(self._pool.address(episode.task))
         if outcome.is_done:
             self._episode = None
         return outcome
@@ -136,6 +157,18 @@ class BrowserSession:
             await self._pages.clear()
         finally:
             await self._pool.release(self)
+
+    def _blame(self) -> None:
+        """Blame the page of the last fault, should its browser have ended with it.
+
+        A page's process can end a moment before its browser does, so this is asked later. Pages of
+        the task server are known, and never to blame.
+        """
+        if self._suspect is not None:
+            task, browser = self._suspect
+            if browser is not None and not browser.is_alive and not task.is_local:
+                self._pool.ended_browser(self._pool.address(task), browser)
+        self._suspect = None
 
     async def _escalate(self, fault: BrowserFault, tried: RecoveryLevel) -> RecoveryLevel | None:
         """Return what to replace next; a browser that hangs is not met with a new page."""
