@@ -3,12 +3,16 @@
 Invariants:
 
 * the numbers are drawn for the screenshot only: no action ever meets them;
-* a mark's point belongs to its element when the screenshot is taken, and is covered by nothing;
+* a click on a mark meets its element, or what belongs to it, as the page is when the screenshot is
+  taken: the point is tried where the action will go, through open shadow roots and frames of the
+  same site;
+* nothing that a page shows as dots, nor a one-time code or the data of a card, is in a mark's text;
 * a number that is not on the screenshot does nothing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -34,15 +38,17 @@ from webrl.actions import (
 from webrl.browser.outcome import Mark
 from webrl.browser.page import LivePage
 from webrl.errors import BrowserFault
-from webrl.tasks import Viewport
+from webrl.tasks import Viewport, points_script
 
 _MIDDLE = (GRID_SIZE // 2, GRID_SIZE // 2)
 """Where the mark 0 is: nowhere in particular."""
 
 
 @cache
-def _script() -> str:
-    return Path(__file__).with_name("marks.js").read_text(encoding="utf-8")
+def _script(clear: str) -> str:
+    script = Path(__file__).with_name("marks.js").read_text(encoding="utf-8")
+    parts = {"POINTS": points_script(), "GRID": str(GRID_SIZE), "CLEAR": clear}
+    return re.sub(r"\b(POINTS|GRID|CLEAR)\b", lambda found: parts[found[0]], script)
 
 
 async def marked_screenshot(page: LivePage) -> tuple[bytes, tuple[Mark, ...]]:
@@ -51,9 +57,9 @@ async def marked_screenshot(page: LivePage) -> tuple[bytes, tuple[Mark, ...]]:
     Raises:
         BrowserFault: The page did not answer.
     """
-    found = await page.evaluate(_script().replace("CLEAR", "false"))
+    found = await page.evaluate(_script("false"), sees_listeners=True)
     screenshot = await page.screenshot()
-    await page.evaluate(_script().replace("CLEAR", "true"))
+    await page.evaluate(_script("true"))
     try:
         return screenshot, tuple(msgspec.convert(found, list[Mark]))
     except msgspec.ValidationError as error:

@@ -115,18 +115,25 @@ class LivePage:
             if not _is_moving(fault):
                 raise
 
-    async def evaluate(self, script: str, *, park_pointer: bool = False) -> Any:
+    async def evaluate(
+        self, script: str, *, park_pointer: bool = False, sees_listeners: bool = False
+    ) -> Any:
         """Return the JSON value of a JavaScript expression, promises awaited.
 
         Args:
             park_pointer: Whether to move the pointer into the last corner as well, so that
                 nothing shows a hover.
-            deadline_s: Longest time, in seconds; the configured one when `None`.
+            sees_listeners: Whether the script may ask `getEventListeners`.
 
         Raises:
             BrowserFault: The script threw (`page_error`), or the page did not answer.
         """
-        parameters = {"expression": script, "returnByValue": True, "awaitPromise": True}
+        parameters = {
+            "expression": script,
+            "returnByValue": True,
+            "awaitPromise": True,
+            "includeCommandLineAPI": sees_listeners,
+        }
         calls: list[tuple[str, Parameters]] = [("Runtime.evaluate", parameters)]
         if park_pointer:
             x, y = self.viewport.width - 1, self.viewport.height - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from webrl.tasks.faults import FAULT_CASES, FaultCase
 from webrl.tasks.miniwob import html_root, miniwob_names, miniwob_task
-from webrl.tasks.oracle import ORACLE_TASKS, oracle, target_map
+from webrl.tasks.oracle import ORACLE_TASKS, oracle, points_script, target_map
 from webrl.tasks.registry import (
     FILE_PREFIXES,
     load_task,
@@ -36,6 +36,7 @@ __all__ = [
     "miniwob_names",
     "miniwob_task",
     "oracle",
+    "points_script",
     "refuse_shared_names",
     "target_map",
     "task_names",

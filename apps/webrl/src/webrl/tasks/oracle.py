@@ -10,6 +10,8 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
 from webrl.errors import TaskError
 from webrl.tasks.task import Task
@@ -20,19 +22,8 @@ const shown = (e) => { const r = e.getBoundingClientRect(); return r.width > 0 &
 const texts = (s, t) => $$(s).filter(e => shown(e) && e.textContent.trim() === t);
 const quoted = () => (/"([^"]*)"/.exec(core.getUtterance()) || [])[1];
 const asList = (t) => (Array.isArray(t) ? t : [t]).filter(e => e);
-const hits = (e, x, y) => { const h = document.elementFromPoint(x, y); return e === h || e.contains(h); };
-const point = (targets) => {
-  for (const e of asList(targets)) {
-    const r = e.getClientRects()[0];
-    if (!r) continue;
-    let best = null, least = Infinity;
-    for (let i = 0; i <= 8; i++) for (let j = 0; j <= 8; j++) {
-      const x = r.left + 0.5 + (r.width - 1) * i / 8, y = r.top + 0.5 + (r.height - 1) * j / 8;
-      const distance = Math.hypot(i - 4, j - 4);
-      if (distance < least && hits(e, x, y)) { best = {x, y}; least = distance; }
-    }
-    if (best) return {...best, left: r.left, top: r.top, width: r.width, height: r.height};
-  }
+const best = (targets) => {
+  for (const e of asList(targets)) { const at = point(e); if (at) return at; }
   return null;
 };
 const map = (targets, step) => {
@@ -94,6 +85,12 @@ ORACLE_TASKS: tuple[str, ...] = tuple(sorted(f"miniwob/{name}" for name in _SCRI
 """Full names of the tasks that have an oracle."""
 
 
+@cache
+def points_script() -> str:
+    """Return the JavaScript functions that find where an element can be hit."""
+    return Path(__file__).with_name("points.js").read_text(encoding="utf-8")
+
+
 def oracle(task: Task) -> str:
     """Return a script that gives the next right click.
 
@@ -107,7 +104,7 @@ def oracle(task: Task) -> str:
     Raises:
         TaskError: The task has no oracle.
     """
-    return _wrap(task, "point(target)")
+    return _wrap(task, "best(target)")
 
 
 def target_map(task: Task, step: int) -> str:
@@ -135,6 +132,6 @@ def _wrap(task: Task, result: str) -> str:
             f"{', '.join(ORACLE_TASKS)}."
         )
     return (
-        f"(() => {{ {_PRELUDE} if (WOB_DONE_GLOBAL) return null;"
+        f"(() => {{ {points_script()} {_PRELUDE} if (WOB_DONE_GLOBAL) return null;"
         f" const target = {script}; return {result}; }})()"
     )
