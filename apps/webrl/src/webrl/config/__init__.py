@@ -11,7 +11,13 @@ from webrl.config.load import (
     resolve_run_dir,
     to_toml,
 )
-from webrl.config.published import PROXIMAL_CHOICES, PUBLISHED_KEYS, PublishedKey
+from webrl.config.published import (
+    PROXIMAL_CHOICES,
+    PUBLISHED_KEYS,
+    PUBLISHED_VALUES,
+    PublishedKey,
+    PublishedValue,
+)
 from webrl.config.reference import field_docs, reference_page
 from webrl.config.rules import Count, NonNegative, Positive, Section
 from webrl.config.run import WebRLConfig, check_dataset_size
@@ -22,6 +28,7 @@ from webrl.config.summary import config_warnings, describe_plan
 __all__ = [
     "PROXIMAL_CHOICES",
     "PUBLISHED_KEYS",
+    "PUBLISHED_VALUES",
     "Count",
     "JudgeSection",
     "LoadedConfig",
@@ -29,6 +36,7 @@ __all__ = [
     "OverrideText",
     "Positive",
     "PublishedKey",
+    "PublishedValue",
     "Section",
     "TaskSection",
     "WebRLConfig",

@@ -52,6 +52,118 @@ PUBLISHED_KEYS: tuple[PublishedKey, ...] = (
 """Every published key and the library argument that it decides."""
 
 
+class PublishedValue(NamedTuple):
+    """One hyper-parameter of the published 64-GPU run, and where `webgym_48_16` holds it."""
+
+    name: str
+    """What the published configuration calls it."""
+    published: str
+    """Its value there, as people write it."""
+    key: str
+    """The key here; empty for what has none."""
+    value: object
+    """What `webgym_48_16` holds."""
+    note: str = ""
+    """How one becomes the other, or why they differ."""
+
+
+_DEFAULT = "the published optimizer's default"
+PUBLISHED_VALUES: tuple[PublishedValue, ...] = (
+    PublishedValue(
+        "allocation_mode",
+        "sglang[rollout]:d48+fsdp[actor]:d16",
+        "allocation_mode",
+        "sglang[rollout]:d48+fsdp[actor]:d16",
+    ),
+    PublishedValue("cluster.n_nodes", "8", "cluster.n_nodes", 8),
+    PublishedValue("cluster.n_gpus_per_node", "8", "cluster.n_gpus_per_node", 8),
+    PublishedValue("scheduler.type", "ray", "scheduler.type", "ray"),
+    PublishedValue("rollout.setup_timeout", "1800", "scheduler.startup_timeout_s", 1800.0),
+    PublishedValue("weight_update_mode", "xccl", "weight_update_mode", "xccl"),
+    PublishedValue(
+        "rollout.max_concurrent_rollouts", "1280", "rollout.max_concurrent_rollouts", 1280
+    ),
+    PublishedValue("rollout.max_concurrent_per_worker", "32", "env.slots_per_worker", 32),
+    PublishedValue("rollout.consumer_batch_size", "128", "rollout.consumer_batch_size", 128),
+    PublishedValue("rollout.max_head_offpolicyness", "2", "rollout.max_head_offpolicyness", 2),
+    PublishedValue("gconfig.n_samples", "8", "gconfig.n_samples", 8),
+    PublishedValue("gconfig.max_new_tokens", "4096", "gconfig.max_new_tokens", 4096),
+    PublishedValue("gconfig.max_tokens", "16384", "inference.context_length", 16384),
+    PublishedValue("gconfig.temperature", "1", "gconfig.temperature", 1.0),
+    PublishedValue("gconfig.top_p", "1", "gconfig.top_p", 1.0),
+    PublishedValue("actor.dtype", "bfloat16", "actor.dtype", "bfloat16"),
+    PublishedValue("actor.gradient_checkpointing", "true", "actor.gradient_checkpointing", True),
+    PublishedValue("actor.mb_spec.max_tokens_per_mb", "16384", "actor.max_tokens_per_mb", 16384),
+    PublishedValue("actor.optimizer.lr", "5e-6", "actor.optimizer.lr", 5e-6),
+    PublishedValue("actor.optimizer.weight_decay", "0.01", "actor.optimizer.weight_decay", 0.01),
+    PublishedValue("actor.optimizer.beta1", "0.9", "actor.optimizer.beta1", 0.9, _DEFAULT),
+    PublishedValue("actor.optimizer.beta2", "0.999", "actor.optimizer.beta2", 0.999, _DEFAULT),
+    PublishedValue("actor.optimizer.eps", "1e-8", "actor.optimizer.eps", 1e-8, _DEFAULT),
+    PublishedValue(
+        "actor.optimizer.lr_scheduler_type", "cosine", "actor.optimizer.schedule", "cosine"
+    ),
+    PublishedValue("total_train_steps", "300", "total_steps", 300),
+    PublishedValue(
+        "actor.optimizer.warmup_steps_proportion",
+        "0.0167",
+        "actor.optimizer.warmup_fraction",
+        0.0167,
+    ),
+    PublishedValue("actor.optimizer.min_lr_ratio", "0.1", "actor.optimizer.min_lr_ratio", 0.1),
+    PublishedValue(
+        "actor.optimizer.gradient_clipping", "1.0", "actor.optimizer.max_grad_norm", 1.0
+    ),
+    PublishedValue("actor.ppo_n_minibatches", "2", "actor.ppo_n_minibatches", 2),
+    PublishedValue("actor.ppo_n_epochs", "3", "actor.ppo_n_epochs", 3),
+    PublishedValue("actor.eps_clip", "0.2", "actor.eps_clip", 0.2),
+    PublishedValue("actor.c_clip", "3.0", "actor.c_clip", 3.0),
+    PublishedValue("actor.behav_imp_weight_cap", "5.0", "actor.behav_imp_weight_cap", 5.0),
+    PublishedValue(
+        "tokens above behav_imp_weight_cap",
+        "weight 0",
+        "actor.importance",
+        "token_mask",
+    ),
+    PublishedValue("actor.kl_ctl", "0.0", "actor.kl_ctl", 0.0),
+    PublishedValue("actor.use_decoupled_loss", "true", "actor.use_decoupled_loss", True),
+    PublishedValue("actor.recompute_logprob", "true", "actor.recompute_logprob", True),
+    PublishedValue("actor.prox_logp_method", "recompute", "actor.prox_logp_method", "recompute"),
+    PublishedValue("actor.reward_norm", "group", "actor.group_advantage_norm", "mean_std"),
+    PublishedValue("actor.step_adv_const_length", "10", "actor.step_adv_const_length", 10),
+    PublishedValue("loss aggregation", "token mean", "actor.loss_aggregation", "token_mean"),
+    PublishedValue("sglang.mem_fraction_static", "0.75", "inference.mem_fraction_static", 0.75),
+    PublishedValue("sglang.max_running_requests", "48", "inference.max_running_requests", 48),
+    PublishedValue(
+        "SGLANG_VLM_CACHE_SIZE_MB",
+        "8192",
+        "",
+        "0",
+        "differs: features of images seen before an update would be those of old weights",
+    ),
+    PublishedValue("webgym.action space", "coordinates", "env.action_mode", "coordinates"),
+    PublishedValue("webgym.history_window", "1", "env.history_window", 1),
+    PublishedValue("webgym.operation_timeout", "120 s", "env.action_timeout_s", 120.0),
+    PublishedValue("webgym.episode_timeout", "45 min", "env.episode_timeout_s", 2700.0),
+    PublishedValue(
+        "webgym.max_retries", "2", "rollout.max_attempts", 3, "the first start counts here"
+    ),
+    PublishedValue("webgym.instance_lifetime", "60 min", "env.recycle_after_s", 3600.0),
+    PublishedValue("judge model", "gemini-2.5-flash", "judge.model", "gemini-2.5-flash"),
+    PublishedValue("judge screenshots", "48", "judge.max_screenshots", 48),
+    PublishedValue("test_rollout.enabled", "false", "test_rollout.enabled", False),
+    PublishedValue("test_rollout.n_gpus", "8", "test_rollout.n_gpus", 8),
+    PublishedValue("test_rollout.greedy", "true", "test_rollout.temperature", 0.0, "0 is greedy"),
+    PublishedValue(
+        "test_rollout.max_concurrent_per_gpu",
+        "24",
+        "test_rollout.max_concurrent",
+        192,
+        "8 GPUs together",
+    ),
+)
+"""The published run's hyper-parameters; the reference configuration is held to them by a test."""
+
+
 class ProximalChoice(NamedTuple):
     """One valid combination of the three `actor` keys that say where the proximal policy comes from."""
 

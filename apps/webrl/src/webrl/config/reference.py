@@ -15,7 +15,12 @@ import typing
 from typing import Annotated, Any, Literal
 
 from webrl.config.load import format_value
-from webrl.config.published import PROXIMAL_CHOICES, PUBLISHED_KEYS, SERVER_CHOICES
+from webrl.config.published import (
+    PROXIMAL_CHOICES,
+    PUBLISHED_KEYS,
+    PUBLISHED_VALUES,
+    SERVER_CHOICES,
+)
 from webrl.config.rules import bounds_of, range_text, section_type
 from webrl.config.run import WebRLConfig
 
@@ -132,4 +137,20 @@ def _combinations() -> str:
     lines += ["", "What published keys decide in the packages:", ""]
     lines += ["| key | package | its own name |", "| --- | --- | --- |"]
     lines += [f"| `{row.key}` | `{row.owner}` | {row.name} |" for row in PUBLISHED_KEYS]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_published_run()]) + "\n"
+
+
+def _published_run() -> list[str]:
+    """Return the table that compares the reference configuration with the published one."""
+    lines = ["", "## The published run", ""]
+    lines += ["What `webgym_48_16` makes of the published configuration's hyper-parameters:", ""]
+    lines += [
+        "| published | its value | key | `webgym_48_16` | |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in PUBLISHED_VALUES:
+        key = f"`{row.key}`" if row.key else "none"
+        lines.append(
+            f"| {row.name} | {row.published} | {key} | `{format_value(row.value)}` | {row.note} |"
+        )
+    return lines
