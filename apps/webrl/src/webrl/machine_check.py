@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import importlib.util
+import netrc
 import os
 import platform
 import shutil
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from webrl.browser.chromium import find_chromium
 from webrl.config import WebRLConfig, check_dataset_size
@@ -243,12 +246,102 @@ def check_policy(path: str | None) -> Check:
 
 
 def check_tracker(name: str) -> Check:
-    """Look for the package behind `logging.tracker`; some come with an extra of this package."""
+    """Look for the package behind `logging.tracker`, and for the key that Weights & Biases wants."""
     if name not in ("wandb", "trackio"):
-        return Check(name, True, "comes with webrl")
-    fix = f"Install it with: pip install 'webrl[{name}]', or set logging.tracker."
+        return Check("tracker", True, f"{name} comes with webrl")
     found = check_package(name)
-    return Check(name, found.is_ok, found.detail, fix)
+    if not found.is_ok:
+        fix = f"Install it with: pip install 'webrl[{name}]', or set logging.tracker."
+        return Check("tracker", False, f"{name} is {found.detail}", fix)
+    if name == "wandb" and not _has_wandb_key():
+        fix = "Run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline."
+        return Check("tracker", False, "wandb has no key on this machine", fix)
+    return Check("tracker", True, f"{name} {found.detail}")
+
+
+def _has_wandb_key() -> bool:
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE", "online") != "online":
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    files = [Path(os.environ.get("NETRC") or "~/.netrc"), Path("~/_netrc")]
+    for file in files:
+        with suppress(OSError, netrc.NetrcParseError):
+            if netrc.netrc(file.expanduser()).authenticators(host) is not None:
+                return True
+    return False
+
+
+def check_servers(config: WebRLConfig) -> Check:
+    """Look for the program that the inference servers run."""
+    if config.inference_backend != "sglang":
+        return Check("servers", True, "embedded ones come with webrl")
+    found = check_package("sglang")
+    fix = "Install it with: pip install 'webrl[sglang]', or set inference.backend=embedded."
+    return Check("servers", found.is_ok, f"sglang is {found.detail}", fix)
+
+
+def check_cluster(config: WebRLConfig) -> Check:
+    """Look for the machines and GPUs that the configuration counts on, where no cluster is joined."""
+    cluster = config.cluster
+    if os.environ.get("RAY_ADDRESS"):
+        return Check("cluster", True, "the one at RAY_ADDRESS")
+    if cluster.n_nodes > 1:
+        fix = "Start Ray on every node and set RAY_ADDRESS, or lower cluster.n_nodes."
+        return Check("cluster", False, f"cluster.n_nodes is {cluster.n_nodes}, this is one", fix)
+    if cluster.num_gpus == 0:
+        return Check("cluster", True, "no GPU is asked for")
+    found = check_gpu()
+    count = int(found.detail.split(" x ")[0]) if " x " in found.detail else 0
+    detail = f"cluster.n_gpus_per_node is {cluster.n_gpus_per_node}, torch sees {count}"
+    fix = "Run it where they are, or lower cluster.n_gpus_per_node and allocation_mode."
+    return Check("cluster", count >= cluster.num_gpus, detail, fix)
+
+
+def run_checks(config: WebRLConfig, *, is_resumed: bool) -> list[Check]:
+    """Look at everything that a run of `config` needs before it starts.
+
+    Args:
+        config: Its `run_dir` filled in.
+        is_resumed: Whether the run goes on in a folder that holds one already.
+    """
+    run_dir = Path(config.run_dir)
+    checks = [
+        check_run_dir(run_dir, is_resumed=is_resumed),
+        check_disk(run_dir, checkpoint_bytes(config) + LOG_BYTES),
+        check_policy(config.policy.path),
+        check_cluster(config),
+        *_episode_checks(config),
+    ]
+    if config.inference.base_port:
+        servers = config.allocation.role("rollout").dims.d + config.num_test_servers
+        checks.append(check_ports(config.inference.base_port, servers))
+    return [*checks, check_tracker(config.logging.tracker)]
+
+
+def _episode_checks(config: WebRLConfig) -> list[Check]:
+    """Look at what every episode needs, in training and in evaluation."""
+    return [
+        check_servers(config),
+        check_browser(),
+        check_miniwob(),
+        check_tasks(config),
+        check_judge(config),
+    ]
+
+
+def preflight_evaluation(config: WebRLConfig) -> None:
+    """Refuse an evaluation that can not end well.
+
+    Raises:
+        PreflightError: Something is missing; every problem is one line with its fix.
+    """
+    _refuse(_episode_checks(config))
+
+
+def _refuse(checks: Sequence[Check]) -> None:
+    failed = [check for check in checks if not check.is_ok]
+    if failed:
+        raise PreflightError("\n".join(problem_text(check) for check in failed))
 
 
 def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
@@ -262,24 +355,22 @@ def preflight(config: WebRLConfig, *, is_resumed: bool) -> None:
         PreflightError: Something is missing; every problem is one line with its fix.
         ConfigError: There are fewer tasks to train on than one batch takes.
     """
-    run_dir = Path(config.run_dir)
-    checks = [
-        check_run_dir(run_dir, is_resumed=is_resumed),
-        check_disk(run_dir, checkpoint_bytes(config) + LOG_BYTES),
-        check_policy(config.policy.path),
-        check_browser(),
-        check_miniwob(),
-        check_tasks(config),
-        check_judge(config),
-    ]
-    if config.inference.base_port:
-        servers = config.allocation.role("rollout").dims.d + config.num_test_servers
-        checks.append(check_ports(config.inference.base_port, servers))
-    checks.append(check_tracker(config.logging.tracker))
-    failed = [check for check in checks if not check.is_ok]
-    if failed:
-        lines = [f"{check.name}: {check.detail.rstrip('.')}. {check.fix}" for check in failed]
-        raise PreflightError("\n".join(line.rstrip() for line in lines))
+    _refuse(run_checks(config, is_resumed=is_resumed))
+    check_enough_tasks(config)
+
+
+def problem_text(check: Check) -> str:
+    """Return a failed check as one line: what is wrong, and the fix."""
+    end = "" if check.detail.endswith((".", "?")) else "."
+    return f"{check.name}: {check.detail}{end} {check.fix}".rstrip()
+
+
+def check_enough_tasks(config: WebRLConfig) -> None:
+    """Refuse fewer tasks to train on than one batch takes; they must be known.
+
+    Raises:
+        ConfigError: There are too few.
+    """
     num_groups = sum(
         config.env.num_train_seeds if task.is_seeded else 1 for task in train_tasks(config)
     )

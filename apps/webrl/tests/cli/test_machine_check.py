@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from webrl.machine_check import (
     check_run_dir,
     check_sglang,
     check_tasks,
+    check_tracker,
     checkpoint_bytes,
     preflight,
 )
@@ -183,6 +185,57 @@ def test_a_taken_server_port_stops_the_run(laptop: WebRLConfig, tmp_path: Path) 
         config = load_config("laptop", overrides).config
         with pytest.raises(PreflightError, match=f"port {port} is taken"):
             preflight(config, is_resumed=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("inference.backend=sglang", r"pip install 'webrl\[sglang\]'"),
+        ("cluster.n_gpus_per_node=99", "n_gpus_per_node is 99, torch sees"),
+        ("cluster.n_nodes=2", "cluster.n_nodes is 2, this is one. Start Ray on every node"),
+        ("policy.path=nowhere", "nowhere is not a folder"),
+        ("tasks=miniwob/click-tset-2", "Did you mean 'miniwob/click-test-2'"),
+    ],
+)
+def test_what_is_missing_is_found_before_anything_starts(
+    setting: str, message: str, laptop: WebRLConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "sglang" in setting and check_package("sglang").is_ok:
+        pytest.skip("sglang is installed here")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config = load_config("laptop", [f"run_dir={laptop.run_dir}", setting]).config
+    with pytest.raises(PreflightError, match=message) as caught:
+        preflight(config, is_resumed=False)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "?." not in str(caught.value)
+
+
+def test_gpus_of_a_cluster_that_is_joined_are_counted_there(
+    laptop: WebRLConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    config = load_config("laptop", [f"run_dir={laptop.run_dir}", "cluster.n_nodes=2"]).config
+    preflight(config, is_resumed=False)
+
+
+def test_wandb_without_a_key_is_refused_unless_it_is_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "wandb-0.20.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: wandb\nVersion: 0.20.0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "keys"))
+    assert "WANDB_API_KEY" in check_tracker("wandb").fix
+    (tmp_path / "keys").write_text("machine api.wandb.ai login user password secret")
+    assert check_tracker("wandb").is_ok
+    (tmp_path / "keys").write_text("machine elsewhere login user password secret")
+    assert not check_tracker("wandb").is_ok
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert check_tracker("wandb").is_ok
 
 
 def test_a_tracker_that_is_not_installed_is_refused(laptop: WebRLConfig) -> None:

@@ -52,6 +52,40 @@ def test_a_dry_run_prints_the_resolved_config_and_the_plan(
     assert "episodes in flight at most" in out
 
 
+def test_a_dry_run_is_a_file_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--config", "laptop", "--dry-run", "seed=9"]) == 0
+    file = tmp_path / "mine.toml"
+    file.write_text(capsys.readouterr().out)
+    assert load_config(str(file)).config == load_config("laptop", ["seed=9"]).config
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("tasks=miniwob/click-tset-2", "Did you mean 'miniwob/click-test-2'?"),
+        ("policy.path=nowhere", "policy: nowhere is not a folder with a config.json."),
+        ("env.num_train_seeds=3", "tasks must hold at least 16 different tasks"),
+    ],
+)
+def test_a_dry_run_fails_for_what_its_settings_name_and_is_not_there(
+    setting: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--config", "laptop", "--dry-run", setting]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("webrl: ")
+    assert message in captured.err
+    assert "episodes in flight at most" in captured.out
+
+
+def test_a_dry_run_says_what_another_machine_may_have(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert main(["train", "--config", "webgym_48_16", "--dry-run"]) == 0
+    missing = [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert {"policy", "cluster", "tasks"} <= set(missing)
+
+
 @pytest.mark.parametrize(
     ("name", "lines"),
     [

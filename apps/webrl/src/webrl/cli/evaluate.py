@@ -12,6 +12,7 @@ from rich.console import Console
 from webrl.cli.command import Commands
 from webrl.config import load_config
 from webrl.errors import PreflightError
+from webrl.machine_check import preflight_evaluation
 
 _NUM_SEEDS = 512
 """Seeds of an evaluation unless told: its 95 % interval is at most 9 points wide."""
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.seeds < 1:
         raise PreflightError(f"--seeds must be >= 1, got {arguments.seeds}. Use 512.")
     config = load_config(str(source), arguments.overrides).config
+    preflight_evaluation(config)
     # Ray, torch and transformers take seconds to import: only this command pays for them.
     import msgspec  # noqa: PLC0415
 

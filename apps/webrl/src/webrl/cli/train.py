@@ -11,14 +11,15 @@ from rich.console import Console
 from webrl.cli.command import Commands
 from webrl.config import (
     LoadedConfig,
+    WebRLConfig,
     config_warnings,
     describe_plan,
     load_config,
     resolve_run_dir,
     to_toml,
 )
-from webrl.errors import ConfigError
-from webrl.machine_check import preflight
+from webrl.errors import ConfigError, PreflightError
+from webrl.machine_check import check_enough_tasks, preflight, problem_text, run_checks
 
 CONFIG_FILE = "config.toml"
 """Name of the resolved configuration within a run's folder."""
@@ -45,7 +46,9 @@ def add_command(commands: Commands) -> None:
         help="continue the run in this folder; the newest one below runs/ when left out",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the resolved configuration and the plan"
+        "--dry-run",
+        action="store_true",
+        help="print the resolved configuration with the plan as comments, and what is missing here",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win")
     parser.set_defaults(run=run)
@@ -73,11 +76,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         if is_resumed
         else load_config(arguments.config, arguments.overrides)
     )
-    if arguments.dry_run:
-        console.print(to_toml(loaded.config))
-        console.print(describe_plan(loaded.config))
-        return 0
     config = resolve_run_dir(loaded, datetime.now()).config
+    if arguments.dry_run:
+        return _show(loaded, config, console, is_resumed=is_resumed)
     preflight(config, is_resumed=is_resumed)
     for warning in config_warnings(config):
         console.print(f"warning: {warning}")
@@ -88,6 +89,43 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
     return run_training(config, resume=is_resumed, console=console)
+
+
+def _show(loaded: LoadedConfig, config: WebRLConfig, console: Console, *, is_resumed: bool) -> int:
+    """Print the configuration with the plan as comments, a file that loads; then what is missing.
+
+    What a packaged configuration leaves to its user (the policy's folder, files of tasks) and what
+    another machine may have (GPUs, SGLang, room, a browser) does not fail a plan.
+    """
+    console.print(to_toml(loaded.config))
+    for line in describe_plan(loaded.config).splitlines():
+        console.print(f"# {line}".rstrip())
+    failed = [check for check in run_checks(config, is_resumed=is_resumed) if not check.is_ok]
+    if all(check.name != "tasks" for check in failed):
+        check_enough_tasks(config)
+    template = _named(load_config(loaded.name).config) if loaded.is_packaged else {}
+    named = _named(config)
+    wrong = [
+        check
+        for check in failed
+        if check.name in named and template.get(check.name) != named[check.name]
+    ]
+    errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    for check in failed:
+        if check not in wrong:
+            errors.print(f"missing here: {problem_text(check)}")
+    if wrong:
+        raise PreflightError("\n".join(problem_text(check) for check in wrong))
+    return 0
+
+
+def _named(config: WebRLConfig) -> dict[str, object]:
+    """Return what a configuration names and must exist wherever it runs, by the check's name."""
+    return {
+        "policy": config.policy.path,
+        "tasks": config.tasks,
+        "tracker": config.logging.tracker,
+    }
 
 
 def _load_resumed(folder: str, overrides: list[str]) -> LoadedConfig:

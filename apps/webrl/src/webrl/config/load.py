@@ -25,6 +25,8 @@ from webrl.errors import ConfigError, Problem
 
 SectionT = TypeVar("SectionT", bound=Section)
 _Tree = dict[str, object]
+_PACKAGED = " (packaged)"
+"""What a source of the package ends with, as it is shown."""
 _NONE_WORDS = ("none", "null")
 """What unsets a key that may be unset, in any case."""
 
@@ -39,6 +41,11 @@ class LoadedConfig:
     """What was read, for people: a path, or `packaged`."""
     config: WebRLConfig
     """The configuration itself."""
+
+    @property
+    def is_packaged(self) -> bool:
+        """Whether it began as a packaged configuration."""
+        return self.source.endswith(_PACKAGED)
 
 
 def packaged_configs() -> dict[str, str]:
@@ -82,7 +89,7 @@ def _read_source(source: str) -> tuple[str, str, str]:
     """Return name, shown origin and text of a packaged configuration or a file."""
     packaged = packaged_configs()
     if source in packaged:
-        return source, f"{source} (packaged)", packaged[source]
+        return source, f"{source}{_PACKAGED}", packaged[source]
     path = Path(source)
     try:
         return path.stem, str(path), path.read_text(encoding="utf-8")
