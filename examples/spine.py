@@ -39,7 +39,7 @@ from awrl_ppo_loss import group_normalized_advantages
 from awrl_rollout import EpisodeRecord, EpisodeRequest, InterruptibleGenerator, SGLangClient
 from awrl_staleness import StalenessConfig, StalenessManager
 from awrl_trainer import FSDPActor, OptimizerConfig, TrainRow
-from webrl.actions import parse_action
+from webrl.actions import parse_action, show_action
 from webrl.browser import BrowserConfig, BrowserPool, BrowserSession
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy, load_policy
 from webrl.tasks import Viewport, load_task
@@ -100,8 +100,9 @@ class Episodes:
                 )
             )
             steps.append(Step(prompt_ids, key, answer))
-            actions.append(self.processor.decode(answer.output_ids))
-            outcome = await session.step(parse_action(actions[-1], "coordinates"))
+            action = parse_action(self.processor.decode(answer.output_ids), "coordinates")
+            actions.append(show_action(action))
+            outcome = await session.step(action)
             observation, reward = outcome.observation, outcome.reward or 0.0
         self.rewards.append(reward)
         versions = [version for step in steps for version in step.answer.versions]

@@ -36,6 +36,7 @@ from webrl.actions import (
     to_pixels,
 )
 from webrl.actions.keys import canonical_key
+from webrl.browser.keyboard import chord_calls
 
 _COORDINATE = st.integers(0, 1000)
 _DISTANCE = st.integers(-1000, 1000)
@@ -216,12 +217,13 @@ def test_parser_is_total_over_tool_calls(call: object, mode: ActionMode) -> None
 )
 def test_a_key_is_known_by_any_of_its_names(spelt: str, key: str | None) -> None:
     assert canonical_key(spelt) == key
+    assert key is None or chord_calls(key)
 
 
 @given(st.text(max_size=12) | st.from_regex(r"[A-Za-z]{1,6}[+-][A-Za-z+-]{1,6}"))
 def test_the_name_of_a_key_is_its_own_name(text: str) -> None:
     key = canonical_key(text)
-    assert key is None or canonical_key(key) == key
+    assert key is None or (canonical_key(key) == key and chord_calls(key))
 
 
 @given(_ACTIONS | _MARK_ACTIONS | st.builds(TypeText, st.text(min_size=150)))

@@ -94,6 +94,7 @@ def test_hostile_page_ends_as_expected(world: _World, name: str) -> None:
     else:
         assert isinstance(outcome, StepOutcome), outcome
         assert outcome.reward == case.reward
+        assert case.ending in (None, outcome.end_reason)
     for kind in case.events:
         assert kinds[kind], kinds
 

@@ -8,12 +8,14 @@ Invariants:
 
 * answers are matched by number, so calls of any number of sessions are under way at one moment;
 * a closed socket fails every pending and later call with `browser_lost`;
-* a call that missed its deadline is forgotten; its late answer is dropped.
+* a call that missed its deadline is forgotten; its late answer is dropped;
+* nothing that a page says closes the socket, broken Unicode included: all pages share it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -89,7 +91,7 @@ class DevTools:
             async for message in self._socket:
                 if message.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                     self._deliver(message.data)
-        except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             logger.warning("DevTools socket: %s", error)
         finally:
             pending, self._pending = self._pending, {}
@@ -99,7 +101,11 @@ class DevTools:
             await self._http.close()
 
     def _deliver(self, data: str | bytes) -> None:
-        message = self._decoder.decode(data)
+        try:
+            message = self._decode(data)
+        except (ValueError, msgspec.MsgspecError) as error:
+            logger.warning("DevTools message: %s", error)
+            return
         if message.method is not None and message.method in self._listeners:
             self._listeners[message.method](message.params or {})
         waiting = self._pending.pop(message.id, None) if message.id is not None else None
@@ -109,6 +115,14 @@ class DevTools:
             _set_fault(waiting.future, _as_fault(str(message.error.get("message", ""))))
         else:
             waiting.future.set_result(message.result or {})
+
+    def _decode(self, data: str | bytes) -> _Message:
+        try:
+            return self._decoder.decode(data)
+        except msgspec.DecodeError:
+            # A page's text may hold half of a surrogate pair, which only the standard parser takes.
+            text = json.dumps(json.loads(data), ensure_ascii=False)
+            return self._decoder.decode(text.encode("utf-8", "replace"))
 
     def fail(self, session: str, fault: BrowserFault) -> None:
         """Fail every pending call of `session` with `fault`."""

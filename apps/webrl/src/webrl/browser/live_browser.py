@@ -196,6 +196,21 @@ class LiveBrowser:
             return False
         return True
 
+    async def is_well(self, deadline_s: float) -> bool:
+        """Return whether the browser and its driver answer, each within the deadline."""
+        opened = self._calls.run(
+            self.browser.new_browser_cdp_session(),
+            deadline_s,
+            "driver check",
+            dispose=lambda late: late.detach(),
+        )
+        try:
+            session = await opened
+            await self._calls.run(session.detach(), deadline_s, "driver check")
+        except BrowserFault:
+            return False
+        return await self.answers(deadline_s)
+
     async def aclose(self, deadline_s: float) -> None:
         """Close the browser, by force past the deadline."""
         if self.is_alive:

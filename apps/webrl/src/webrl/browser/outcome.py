@@ -5,7 +5,8 @@ Invariants:
 * a screenshot shows exactly the viewport, one image pixel per CSS pixel;
 * only the last outcome of an episode has a reward, and it has no observation: nobody looks at a
   page after the end;
-* a fault is raised, never returned, and has no reward.
+* a page that fails by the policy's doing ends the episode with reward 0; a fault of what is
+  beneath is raised, never returned, and has no reward.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import msgspec
+
+from webrl.endings import EndReason
 
 EventKind: TypeAlias = Literal[
     "invalid_action",
@@ -26,9 +29,6 @@ EventKind: TypeAlias = Literal[
     "page_closed",
     "refused",
 ]
-
-EndReason: TypeAlias = Literal["task", "answer", "max_steps"]
-"""Who ended the episode: the page, an `answer` action, the step limit."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -87,6 +87,6 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
     raw_reward: float | None = None
     """What the page reported, as it is; `None` until done."""
     end_reason: EndReason | None = None
-    """Who ended the episode; `None` until done."""
+    """What ended the episode; `None` until done."""
     events: tuple[Event, ...] = ()
     """What happened since the step before."""

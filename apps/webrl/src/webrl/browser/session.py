@@ -3,14 +3,18 @@
 Invariants:
 
 * one episode at a time: `reset`, then `step` until the outcome is done or a fault is raised;
-* after a fault nothing of its episode is used again: the next reset starts from a new context;
+* a page that fails after an action ends the episode as the policy's failure, as long as browser and
+  driver answer (`webrl.endings`); everything else that fails is a fault;
+* after a failed page nothing of its episode is used again: the next reset starts from a new context;
 * a task that restarts in place meets a page without focus, selection and hover of the episode
   before, so that the same seed gives the same pixels.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+import asyncio
+import logging
+from typing import Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -19,14 +23,18 @@ from webrl.browser.arrival import wait_until_loaded
 from webrl.browser.deadly_pages import DeadlyPages
 from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.marks import marked_screenshot, on_page
-from webrl.browser.outcome import EndReason, Event, Mark, Observation, StepOutcome
+from webrl.browser.outcome import Event, Mark, Observation, StepOutcome
 from webrl.browser.page import LivePage
 from webrl.browser.page_state import judge_answer, read_goal, read_state
 from webrl.browser.pages import PageCache, Pool
 from webrl.browser.recovery import RecoveryLevel, escalate
+from webrl.endings import EndReason, ending_of
 from webrl.errors import BrowserFault
 from webrl.tasks import Task
 
+logger = logging.getLogger(__name__)
+_GRACE_S = 0.2
+"""A browser that dies loses its pages first: so long after a page its health is asked."""
 _Look: TypeAlias = tuple[bytes, tuple[Mark, ...]]
 """A screenshot, and the numbers on it."""
 
@@ -67,6 +75,7 @@ class BrowserSession:
         self._episode: _Episode | None = None
         self._is_dirty = False
         self._suspect: tuple[Task, LiveBrowser | None] | None = None
+        self._proven: set[str] = set()
 
     async def __aenter__(self) -> BrowserSession:
         """Return the session."""
@@ -118,7 +127,7 @@ class BrowserSession:
             action: What `parse_action` returned; an invalid one costs a step and touches nothing.
 
         Raises:
-            BrowserFault: The episode can not go on.
+            BrowserFault: Browser or driver failed.
             RuntimeError: There is no episode: it was never started, or is done.
         """
         episode = self._episode
@@ -127,10 +136,10 @@ class BrowserSession:
         episode.num_steps += 1
         try:
             outcome = await self._step(episode, action)
-        except BrowserFault:
+        except BrowserFault as fault:
             self._suspect = episode.task, self._pages.browser
             self._episode, self._is_dirty = None, True
-            raise
+            return await self._failed(episode, fault)
         except BaseException:  # a cancelled step too leaves a page in an unknown state
             self._episode, self._is_dirty = None, True
             raise
@@ -183,6 +192,30 @@ class BrowserSession:
         is_well = await browser.answers(self._pool.config.deadlines.evaluate_s)
         return level if is_well else RecoveryLevel.BROWSER
 
+    async def _failed(self, episode: _Episode, fault: BrowserFault) -> StepOutcome:
+        """Return the end of an episode whose page failed by the policy's doing.
+
+        Raises:
+            BrowserFault: `fault`, where browser or driver are not well.
+        """
+        browser = self._pages.browser
+        await asyncio.sleep(_GRACE_S)
+        is_well = browser is not None and await browser.is_well(
+            self._pool.config.deadlines.evaluate_s
+        )
+        ending = ending_of(fault, is_page_at_fault=is_well)
+        if not ending.is_policys:
+            raise fault
+        logger.info("%s ends as %s: %s", episode.task.full_name, ending.name, fault.detail)
+        return StepOutcome(
+            observation=None,
+            is_done=True,
+            reward=0.0,
+            raw_reward=0.0,
+            end_reason=cast("EndReason", ending.name),
+            events=self._take_events(episode),
+        )
+
     async def _replace(self, level: RecoveryLevel, task: Task) -> bool:
         browser = self._pages.browser
         if level is RecoveryLevel.PAGE:
@@ -194,6 +227,9 @@ class BrowserSession:
     async def _start(self, task: Task, seed: int) -> Observation:
         page = await self._pages.page_for(task)
         goal = await read_goal(page, task, seed)
+        if task.state_script is not None and task.full_name not in self._proven:
+            await read_state(page, page, task)  # a script that never works is nobody's failure
+            self._proven.add(task.full_name)
         screenshot, marks = await self._first_look(page, task, seed)
         observation = Observation(
             screenshot=screenshot,
@@ -224,7 +260,7 @@ class BrowserSession:
         task = episode.task
         is_last = episode.num_steps >= task.max_steps
         if isinstance(action, Answer):
-            return self._end(episode, judge_answer(task, action.text), "answer")
+            return self._end(episode, await judge_answer(task, action.text), "answer")
         if isinstance(action, InvalidAction):
             episode.active.events.note("invalid_action", action.reason)
             if not is_last:

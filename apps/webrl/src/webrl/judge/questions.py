@@ -2,8 +2,8 @@
 
 Invariants:
 
-* whatever comes from a page or from the policy is quoted as JSON and announced as data: an answer
-  that gives orders to the judge is a text like any other;
+* whatever comes from a task, a page or the policy is quoted as JSON, free of control tokens, and
+  announced as data: an answer that gives orders to the judge is a text like any other;
 * the answer is not shown where facts are checked: the screenshots have to show them by themselves;
 * no verdict is guessed from words: only a JSON object with the fields that the question demands
   counts, wherever it stands after the model's thoughts; with two that disagree, or with one key
@@ -20,6 +20,7 @@ import msgspec
 
 from webrl.judge.chat import MalformedAnswerError, Question
 from webrl.judge.verdict import Evidence
+from webrl.plain_text import plain
 
 FormT = TypeVar("FormT")
 _MAX_OBJECTS = 1000
@@ -59,7 +60,8 @@ def blocked_question(evidence: Evidence, screenshots: Sequence[str]) -> Question
         "Did the web site itself shut the agent out for good, by a measure against robots: a "
         "captcha, a check of the browser that never ends, a page that denies access? Wrong clicks, "
         "missing pages, empty results, slow pages and dialogs that can be closed are no such "
-        "measure, nor is one that the agent got past. The verdict is true if it was shut out.",
+        "measure, nor is one that the agent got past, nor one of another site that the agent went "
+        "to by itself. The verdict is true if it was shut out.",
         screenshots,
     )
 
@@ -111,7 +113,7 @@ def _question(
 
 
 def _quoted(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return plain(json.dumps(value, ensure_ascii=False))
 
 
 class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):

@@ -152,6 +152,8 @@ def worker_spec(
             history_window=env.history_window,
             media_type=MEDIA_TYPES[env.screenshot_format],
             action_mode=env.action_mode,
+            context_length=config.inference.context_length,
+            time_limit_s=env.episode_timeout_s / 2,
             page_latency_s=env.page_latency_s,
             page_latency_cv=env.page_latency_cv,
         ),

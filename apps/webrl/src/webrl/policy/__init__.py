@@ -20,7 +20,7 @@ from webrl.policy.config import PAGE_KINDS, ActionGrid, InitPolicyConfig, Warmup
 from webrl.policy.images import PatchExtractor, PatchGrid
 from webrl.policy.positions import position_ids
 from webrl.policy.processor import ModelInputs, PolicyProcessor
-from webrl.policy.prompt import MARKS_SYSTEM_PROMPT, SYSTEM_PROMPT, user_text
+from webrl.policy.prompt import MARKS_SYSTEM_PROMPT, SYSTEM_PROMPT, action_lines, user_text
 from webrl.policy.tokenizer import action_pieces, build_tokenizer, click_text
 from webrl.policy.warmup import PageFactory, SyntheticPage, WarmupReport
 
@@ -38,6 +38,7 @@ __all__ = [
     "SyntheticPage",
     "WarmupConfig",
     "WarmupReport",
+    "action_lines",
     "action_pieces",
     "build_model_config",
     "build_tokenizer",

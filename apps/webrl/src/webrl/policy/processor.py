@@ -26,6 +26,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from webrl.errors import PolicyError
+from webrl.plain_text import plain
 from webrl.policy.images import PatchExtractor, PatchGrid
 from webrl.policy.positions import position_ids
 from webrl.policy.prompt import chat
@@ -68,6 +69,10 @@ class PolicyProcessor:
         if self._tokenizer.chat_template is None:
             msg = f"path must hold a chat template, got none in {str(path)!r}."
             raise PolicyError(msg)
+        added = self._tokenizer.added_tokens_decoder.values()
+        self._own_control_tokens = sorted(
+            str(token) for token in added if token.special and plain(str(token)) == str(token)
+        )
         self._images = PatchExtractor(Qwen2VLImageProcessorPil.from_pretrained(path))
         generation = _generation_config(path)
         self.eos_token_id = int(self._tokenizer.eos_token_id)
@@ -99,6 +104,8 @@ class PolicyProcessor:
         previous_actions: Sequence[str],
         num_images: int,
         elements: Sequence[str] | None = None,
+        *,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Return prompt ids that end where the action begins.
 
@@ -107,12 +114,30 @@ class PolicyProcessor:
             num_images: Screenshots that will be given, the current page last.
             elements: Where the elements of the page are numbered: each with its number, such as
                 `7 button: Submit`. `None` where actions name positions.
+            max_tokens: Most ids. In a longer prompt the older half of the actions, or the latter
+                half of the elements if these are longer, is left out, again and again.
 
         Returns:
             Ids with one placeholder per image.
+
+        Raises:
+            PolicyError: Goal and images alone have too many ids.
         """
-        numbered = None if elements is None else tuple(elements)
-        return list(self._cached_prompt(goal, tuple(previous_actions), num_images, numbered))
+        previous, numbered = tuple(previous_actions), None if elements is None else tuple(elements)
+        ids = self._cached_prompt(goal, previous, num_images, numbered)
+        while max_tokens is not None and len(ids) > max_tokens:
+            length = len("".join(previous))
+            if numbered and len("".join(numbered)) >= length:
+                numbered = numbered[: len(numbered) // 2]
+            elif previous:
+                previous = previous[len(previous) // 2 + len(previous) % 2 :]
+            else:
+                raise PolicyError(
+                    f"goal and images must fit into {max_tokens} tokens beside the answer, got "
+                    f"{len(ids)}. Raise inference.context_length, or shorten the goal."
+                )
+            ids = self._cached_prompt(goal, previous, num_images, numbered)
+        return list(ids)
 
     def expand(self, token_ids: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[int]:
         """Return `token_ids` with each placeholder repeated once per image token.
@@ -185,11 +210,23 @@ class PolicyProcessor:
         num_images: int,
         elements: tuple[str, ...] | None,
     ) -> tuple[int, ...]:
-        messages = chat(goal, previous_actions, num_images, elements)
+        broken = self._taken_apart
+        messages = chat(
+            broken(goal),
+            [broken(action) for action in previous_actions],
+            num_images,
+            None if elements is None else [broken(element) for element in elements],
+        )
         text = self._tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
         return tuple(self.encode(str(text)))
+
+    def _taken_apart(self, text: str) -> str:
+        """Return `text` without those control tokens that `plain` does not know."""
+        for token in self._own_control_tokens:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
 
     def _patches(self, data: bytes | np.ndarray) -> tuple[torch.Tensor, PatchGrid]:
         if isinstance(data, np.ndarray):

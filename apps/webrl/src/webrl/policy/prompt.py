@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from webrl.plain_text import plain, plain_line
+
 _START = """\
 You operate a web browser. You see screenshots of it; the last one is the current page.
-Answer with exactly one action and nothing else."""
+Answer with exactly one action and nothing else. Below each previous action stands what came of it
+besides the picture: the text of a dialog, which is accepted by itself, or why nothing happened."""
 
 _END = """\
 type("text"): type into the focused element; \\n presses Enter
@@ -71,16 +74,30 @@ TINY_CHAT_TEMPLATE = """\
 """Qwen's chat mark-up without the system turn and without tools."""
 
 
+MAX_EVENTS = 5
+"""Events of one action that a prompt tells; a page can bring about any number."""
+
+
 def user_text(
     goal: str, previous_actions: Sequence[str], elements: Sequence[str] | None = None
 ) -> str:
     """Return the text of the user's turn: goal, actions so far, numbered elements, one a line."""
-    lines = [f"Goal: {_plain(goal)}"]
+    lines = [f"Goal: {plain(goal)}"]
     if previous_actions:
-        lines += ["Previous actions:", *map(_plain, previous_actions)]
+        lines += ["Previous actions:", *map(plain, previous_actions)]
     if elements is not None:
-        lines += ["Elements:", *(map(_line, elements) if elements else ["none"])]
+        lines += ["Elements:", *(map(plain_line, elements) if elements else ["none"])]
     return "\n".join(lines) + "\n"
+
+
+def action_lines(action: str, events: Sequence[str]) -> str:
+    """Return one entry of the actions so far: what was done, and below it what came of it.
+
+    Args:
+        action: As `show_action` gives it.
+        events: What happened besides the pixels; of many, the first ones are told.
+    """
+    return "\n".join([action, *(f"  {plain_line(event)}" for event in events[:MAX_EVENTS])])
 
 
 def chat(
@@ -101,13 +118,3 @@ def chat(
         {"role": "system", "content": [{"type": "text", "text": system}]},
         {"role": "user", "content": content},
     ]
-
-
-def _plain(text: str) -> str:
-    """Return `text` with special tokens taken apart: `<|image_pad|>` would be a placeholder."""
-    return text.replace("<|", "< |")
-
-
-def _line(text: str) -> str:
-    """Return `text` on one line."""
-    return _plain(" ".join(text.split()))

@@ -40,12 +40,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Weight version that produced each sampled token."""
     images: list[ImageRef]
     """Screenshots of the prompt, in order."""
+    reply: str
+    """Decoded text of the answer, for people; no later prompt and no judge sees it."""
     action: str
-    """Decoded action text."""
+    """The action in it, canonical and cut to 200 characters; `no action` when there is none."""
     is_valid: bool
-    """False when the text is not an action; the page was left alone."""
+    """False when there is no action in the reply; the page was left alone."""
     events: list[str]
-    """What the page did besides (dialogs, popups, refused downloads)."""
+    """What happened besides (why an action did nothing, dialogs, popups, refused downloads)."""
     generate_s: float
     """Seconds from request to answer, interruptions included."""
     environment_s: float
@@ -63,6 +65,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """Instruction as shown to the policy."""
     outcome: Literal["success", "failure"]
     """Whether the reward reached the task's threshold."""
+    ending: str
+    """What ended it, by its name in `webrl.endings`: a result of the policy's."""
     reward: float
     """1.0 on success, else 0.0."""
     raw_reward: float

@@ -4,8 +4,10 @@ Invariants:
     * a screenshot is in the PixelStore, leased to its episode, before the trajectory names it;
     * an episode that ends without a trajectory releases its lease;
     * an unparsable action is an invalid step, never an invented click;
-    * a failure of the infrastructure leaves an episode as a typed fault with the name of the part
-      that broke; it never becomes a reward;
+    * of a reply only the action goes on, into later prompts and to the judge, and with it what came
+      of it; a prompt never outgrows the context, however long the episode;
+    * `webrl.endings` says whose doing an ending is: the policy's is a result, what breaks beneath it
+      leaves the episode as a typed fault and never becomes a reward;
     * an episode of a task with a rubric is worth what the judge says, who sees the screenshots that
       the policy saw: without a verdict it is a fault, and so is one whose site shut the agent out.
 """
@@ -13,8 +15,8 @@ Invariants:
 from __future__ import annotations
 
 import base64
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,32 +29,18 @@ from awrl_rollout import (
     FaultKind,
     GenerateRequest,
     GenerateResult,
-    ServerRefusedError,
-    ServerUnavailableError,
     UnwrappedTaskGroup,
 )
 
-from webrl.actions import ActionMode, Answer, InvalidAction, parse_action
+from webrl.actions import ActionMode, Answer, InvalidAction, parse_action, show_action
 from webrl.browser import BrowserPool, BrowserSession, Observation, StepOutcome
-from webrl.errors import BrowserFault, JudgeError
+from webrl.endings import EPISODE_ERRORS, EndReason, as_fault
+from webrl.errors import JudgeError
 from webrl.judge import Evidence, Judge, Verdict
-from webrl.policy import PolicyProcessor
+from webrl.policy import PolicyProcessor, action_lines
 from webrl.rollout.latency import page_latency_s
 from webrl.rollout.trajectory import EpisodeTask, ImageRef, Step, Trajectory
 from webrl.tasks import Rubric, Task
-
-BROWSER_FAULTS: Mapping[str, FaultKind] = {
-    "browser_lost": FaultKind.BROWSER_LOST,
-    "driver_lost": FaultKind.BROWSER_LOST,
-    "page_crashed": FaultKind.BROWSER_LOST,
-    "navigation_error": FaultKind.NAVIGATION_ERROR,
-    "timeout": FaultKind.TIMEOUT,
-    "dialog_storm": FaultKind.NAVIGATION_ERROR,
-    "page_error": FaultKind.PAGE_ERROR,
-    "refused": FaultKind.ADDRESS_REFUSED,
-    "blocked": FaultKind.SITE_BLOCKED,
-}
-"""The browser layer's kinds of fault as the rollout package counts them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +59,11 @@ class WorkflowConfig:
     """Media type of the screenshots."""
     action_mode: ActionMode = "coordinates"
     """How an action says where; the pool's screenshots are numbered where it is `set_of_marks`."""
+    context_length: int | None = None
+    """Most tokens of a prompt and its answer; None for no bound."""
+    time_limit_s: float | None = None
+    """Longest that the actions of one episode may take together, in seconds; past it the episode
+    ends as a failure. None for no limit."""
     page_latency_s: float = 0.0
     """Mean of an artificial wait before each action, in seconds."""
     page_latency_cv: float = 1.0
@@ -97,7 +90,9 @@ class _Episode:
     context: EpisodeContext
     session: BrowserSession
     goal: str
+    start_events: list[str]
     answer: str | None = None
+    action_s: float = 0.0
     steps: list[Step] = field(default_factory=list[Step])
     images: list[tuple[ImageRef, str]] = field(default_factory=list[tuple[ImageRef, str]])
 
@@ -170,9 +165,10 @@ class WebTaskWorkflow:
         if not isinstance(payload, EpisodeTask):
             raise TypeError(f"payload must be an EpisodeTask, got {type(payload).__name__}.")
         try:
-            with typed_faults():
-                trajectory = await self._run(request.episode_id, payload, context)
+            trajectory = await self._run(request.episode_id, payload, context)
             is_done = True
+        except EPISODE_ERRORS as error:
+            raise as_fault(error) from error
         finally:
             if not is_done:
                 await self._release(request.episode_id)
@@ -200,14 +196,9 @@ class WebTaskWorkflow:
             context=context,
             session=session,
             goal=observation.goal,
+            start_events=[str(event) for event in observation.events],
         )
-        outcome: StepOutcome | None = None
-        for _ in range(task.max_steps):
-            outcome = await self._step(episode, observation)
-            if outcome.is_done or outcome.observation is None:
-                break
-            observation = outcome.observation
-        assert outcome is not None  # a task has at least one step
+        outcome, ending = await self._play(episode, observation)
         reward, raw_reward, verdict = outcome.reward or 0.0, outcome.raw_reward or 0.0, None
         if task.rubric is not None:
             context.enter("judge", site=task.full_name)
@@ -226,12 +217,26 @@ class WebTaskWorkflow:
             seed=payload.seed,
             goal=episode.goal,
             outcome="success" if reward > 0 else "failure",
+            ending=ending,
             reward=reward,
             raw_reward=raw_reward,
             steps=episode.steps,
             reset_s=reset_s,
             verdict=verdict,
         )
+
+    async def _play(
+        self, episode: _Episode, observation: Observation
+    ) -> tuple[StepOutcome, EndReason]:
+        """Do step after step; return what the last one led to, and what ended the episode."""
+        while True:
+            outcome = await self._step(episode, observation)
+            if outcome.observation is None:
+                assert outcome.end_reason is not None  # nobody looks at a page after the end
+                return outcome, outcome.end_reason
+            if episode.action_s > (self._config.time_limit_s or math.inf):
+                return outcome, "time_limit"
+            observation = outcome.observation
 
     async def _step(self, episode: _Episode, observation: Observation) -> StepOutcome:
         """Ask the policy once and carry out what it says."""
@@ -240,9 +245,7 @@ class WebTaskWorkflow:
         data_uri = self._data_uri(observation.screenshot)
         shown = episode.images[-(window - 1) :] if window > 1 else []
         uris = [*(uri for _, uri in shown), data_uri]
-        previous = [step.action for step in episode.steps]
-        elements = self._elements(observation)
-        prompt_ids = self._processor.build_prompt(episode.goal, previous, len(uris), elements)
+        prompt_ids = self._prompt(episode, observation, [ref for ref, _ in shown])
         started_s = clock.time()
         episode.context.enter("generate", site=episode.task.full_name)
         async with UnwrappedTaskGroup() as group:
@@ -252,8 +255,8 @@ class WebTaskWorkflow:
         answer = asked.result()
         generated_s = clock.time()
         image = ImageRef(key=put.result(), height=observation.height, width=observation.width)
-        text = self._processor.decode(answer.output_ids)
-        action = parse_action(text, self._config.action_mode)
+        reply = self._processor.decode(answer.output_ids)
+        action = parse_action(reply, self._config.action_mode)
         episode.context.enter("act", site=episode.task.full_name)
         if self._config.page_latency_s > 0:
             wait_s = page_latency_s(
@@ -263,7 +266,9 @@ class WebTaskWorkflow:
                 cv=self._config.page_latency_cv,
             )
             await clock.sleep(wait_s)
+        started_acting_s = clock.time()
         outcome = await episode.session.step(action)
+        episode.action_s += clock.time() - started_acting_s
         episode.answer = action.text if isinstance(action, Answer) else None
         episode.images.append((image, data_uri))
         episode.steps.append(
@@ -273,7 +278,8 @@ class WebTaskWorkflow:
                 behavior_logprobs=list(answer.logprobs),
                 versions=list(answer.versions),
                 images=[*(ref for ref, _ in shown), image],
-                action=text,
+                reply=reply,
+                action=show_action(action),
                 is_valid=not isinstance(action, InvalidAction),
                 events=[str(event) for event in outcome.events],
                 generate_s=generated_s - started_s,
@@ -281,6 +287,32 @@ class WebTaskWorkflow:
             )
         )
         return outcome
+
+    def _prompt(
+        self, episode: _Episode, observation: Observation, shown: Sequence[ImageRef]
+    ) -> list[int]:
+        """Return the prompt of the next step, which leaves room for its answer.
+
+        Raises:
+            PolicyError: Goal and screenshots alone leave none.
+        """
+        previous = [action_lines(step.action, step.events) for step in episode.steps]
+        if episode.start_events:
+            previous.insert(0, action_lines("the page opened", episode.start_events))
+        max_tokens = None
+        if self._config.context_length is not None:
+            sizes = [*((ref.height, ref.width) for ref in shown)]
+            sizes.append((observation.height, observation.width))
+            num_image_tokens = sum(self._processor.num_image_tokens(*size) - 1 for size in sizes)
+            max_tokens = self._config.context_length - self._config.max_new_tokens
+            max_tokens -= num_image_tokens
+        return self._processor.build_prompt(
+            episode.goal,
+            previous,
+            len(shown) + 1,
+            self._elements(observation),
+            max_tokens=max_tokens,
+        )
 
     def _elements(self, observation: Observation) -> list[str] | None:
         """Return the numbered elements of the page, where they are numbered."""
@@ -320,31 +352,6 @@ class WebTaskWorkflow:
             await self._pixels.release_async(episode_id)
         except PixelStoreError:
             return  # The lease expires by the store's own clock; the fault matters more.
-
-
-@contextmanager
-def typed_faults() -> Generator[None]:
-    """Raise what browser, servers, pixel store and judge raise as a typed fault.
-
-    Raises:
-        EpisodeFaultError: One of them failed.
-    """
-    try:
-        yield
-    except BrowserFault as fault:
-        raise EpisodeFaultError(
-            BROWSER_FAULTS[fault.kind], str(fault), boundary="browser"
-        ) from fault
-    except (ServerRefusedError, ServerUnavailableError) as error:
-        raise EpisodeFaultError(
-            FaultKind.GENERATION_ERROR, str(error), boundary="generation"
-        ) from error
-    except PixelStoreError as error:
-        raise EpisodeFaultError(
-            FaultKind.WORKFLOW_ERROR, str(error), boundary="pixelstore"
-        ) from error
-    except JudgeError as error:
-        raise EpisodeFaultError(FaultKind.JUDGE_ERROR, str(error), boundary="judge") from error
 
 
 async def judge_episode(

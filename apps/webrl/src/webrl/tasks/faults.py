@@ -4,7 +4,8 @@ Invariants:
 
 * every case is a test of the browser layer and, by name (`fault/alert`), a task to train on;
 * the expected outcome is either a reward with the events that came before it, or the kind of the
-  fault; nothing in between.
+  fault; nothing in between;
+* a page that the policy's action breaks is its failure, one that is broken from the start a fault.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class FaultCase(msgspec.Struct, frozen=True, kw_only=True):
     """Expected reward; `None` when a fault is expected."""
     fault: str | None = None
     """Expected kind of fault; `None` when a reward is expected."""
+    ending: str | None = None
+    """Expected ending, where a page fails by the policy's doing."""
     events: tuple[str, ...] = ()
     """Kinds of events that must come, in any order."""
 
@@ -48,6 +51,7 @@ def _case(
     page: str | None = None,
     reward: float | None = 1.0,
     fault: str | None = None,
+    ending: str | None = None,
     events: tuple[str, ...] = (),
     final_url: str | None = None,
 ) -> FaultCase:
@@ -67,8 +71,9 @@ def _case(
     return FaultCase(
         task=task,
         actions=actions,
-        reward=None if fault else reward,
+        reward=None if fault else 0.0 if ending else reward,
         fault=fault,
+        ending=ending,
         events=events,
     )
 
@@ -83,12 +88,12 @@ _CASES = (
     _case("prompt", *_SURVIVED, events=("dialog",)),
     _case("alert-later", TROUBLE, Wait(), DONE, events=("dialog",)),
     _case("alert-long", *_SURVIVED, events=("dialog",)),
-    _case("alert-storm", *_SURVIVED, fault="dialog_storm"),
+    _case("alert-storm", *_SURVIVED, ending="dialog_storm"),
     _case("beforeunload", TROUBLE, Wait(), events=("dialog",), final_url=_SECOND),
     _case("print", *_SURVIVED),
-    _case("busy", *_SURVIVED, fault="timeout"),
+    _case("busy", *_SURVIVED, ending="page_hung"),
     _case("busy-worker", *_SURVIVED),
-    _case("oom", *_SURVIVED, fault="page_crashed"),
+    _case("oom", *_SURVIVED, ending="page_crashed"),
     _case("self-reload", Wait(), Wait(), reward=0.0),
     _case("bounce", Wait(), Wait(), reward=0.0),
     _case("window-close", *_SURVIVED),

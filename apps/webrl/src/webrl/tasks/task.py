@@ -9,10 +9,10 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 from typing import Literal, TypeAlias
 
 import msgspec
+import regex
 
 from webrl.errors import TaskError
 
@@ -123,8 +123,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             )
         for name, pattern in (("answer", self.answer), ("final_url", self.final_url)):
             try:
-                re.compile(pattern or "")
-            except re.error as error:
+                regex.compile(pattern or "")
+            except regex.error as error:
                 raise TaskError(
                     f"{name} must be a regular expression, got {pattern!r}: {error}. "
                     "Escape special characters with a backslash."
