@@ -63,6 +63,18 @@ def published_layout() -> dict[str, object]:
     }
 
 
+def with_workers() -> dict[str, list[int]]:
+    """Every CPU of the nine nodes taken: 64 devices, and 80 workers with browsers."""
+    workers = RoleSpec(name="rollout-worker", num_workers=80, cpus_per_worker=1.0, is_spread=True)
+    placements = setup_mixed_layout([workers, gpu_role("rollout", 48), gpu_role("actor", 16)])
+    counts = {
+        name: sorted(Counter(placement.node_of_rank).values())
+        for name, placement in placements.items()
+    }
+    release_layout(placements)
+    return counts
+
+
 def refusal(roles: list[RoleSpec]) -> str:
     try:
         setup_mixed_layout(roles)
@@ -85,6 +97,7 @@ def main() -> None:
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         found = {
             "published": published_layout(),
+            "workers": with_workers(),
             "infeasible": refusal([gpu_role("rollout", 64), gpu_role("actor", 16)]),
             "fragmented": refusal([thick_role("rollout", 48), thick_role("actor", 16)]),
             "busy": busy_refusal(),

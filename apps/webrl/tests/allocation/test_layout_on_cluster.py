@@ -56,5 +56,12 @@ def test_bundles_that_fit_no_node_whole_are_refused_at_once(layouts: dict[str, A
 
 def test_devices_that_others_hold_are_counted(layouts: dict[str, Any]) -> None:
     text = layouts["busy"]
-    assert "role 'actor' asks for 16 bundles of 1 CPU + 1 GPU" in text
-    assert "other work holds its devices. Free of 9 nodes are 76 CPU + 4 GPU." in text
+    assert "role 'actor' asks for 16 bundles of 1 CPU + 1 GPU, and 4 fit whole into what" in text
+    assert "Other work held its devices for 5 s." in text
+
+
+def test_browsers_leave_servers_and_ranks_their_cpus(layouts: dict[str, Any]) -> None:
+    found = layouts["workers"]
+    assert (found["rollout"], found["actor"]) == ([8] * 6, [8] * 2)
+    assert sum(found["rollout-worker"]) == 80
+    assert found["rollout-worker"] == [8] * 8 + [16]

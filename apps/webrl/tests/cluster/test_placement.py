@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from webrl.cluster.placement import (
     RoleSpec,
     check_feasible,
     check_fragments,
     check_node_count,
-    rank_order,
 )
 from webrl.cluster.ray_cluster import NodeResources
 from webrl.errors import PreflightError
@@ -29,8 +33,92 @@ def role(name: str, count: int, gpus: float = 1.0, shares: str | None = None) ->
 
 
 @pytest.mark.requirement("placement-group-per-role")
-def test_ranks_follow_nodes_and_not_bundle_indices() -> None:
-    assert rank_order(["n1", "n2", "n2", "n1"], ["n1", "n2"]) == [0, 3, 1, 2]
+def test_ranks_follow_nodes_and_roles_take_whole_ones() -> None:
+    nodes = [node(f"n{index}") for index in range(3)]
+    places = check_fragments([role("actor", 8), role("rollout", 16)], nodes)
+    assert places == {"rollout": ["n0"] * 8 + ["n1"] * 8, "actor": ["n2"] * 8}
+
+
+PUBLISHED = [
+    role("rollout", 48),
+    role("actor", 16),
+    RoleSpec(name="rollout-worker", num_workers=40, cpus_per_worker=1.0, is_spread=True),
+]
+
+
+@pytest.mark.parametrize("cpus", [96.0, 40.0, 16.0, 13.0])
+def test_workers_leave_the_cpus_that_servers_and_ranks_need_and_are_spread(cpus: float) -> None:
+    nodes = [node(f"n{index}", cpus=cpus) for index in range(8)]
+    places = check_fragments(PUBLISHED, nodes)
+    assert sorted(Counter(places["rollout-worker"]).values()) == [5] * 8
+    assert sorted(Counter(places["rollout"] + places["actor"]).values()) == [8] * 8
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    sizes=st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from([0.0, 1.0, 2.5, 4.0, 9.0])),
+        min_size=1,
+        max_size=4,
+    ),
+    gpu_roles=st.lists(st.tuples(st.integers(1, 4), st.sampled_from([0.5, 1.0, 2.2])), max_size=2),
+    num_workers=st.integers(0, 6),
+    is_spread=st.booleans(),
+    seed=st.randoms(use_true_random=False),
+)
+def test_what_can_be_placed_passes_whatever_the_order_of_nodes_and_roles(
+    sizes: list[tuple[int, float]],
+    gpu_roles: list[tuple[int, float]],
+    num_workers: int,
+    is_spread: bool,
+    seed: Any,
+) -> None:
+    nodes = [node(f"n{index}", gpus, cpus) for index, (gpus, cpus) in enumerate(sizes)]
+    roles = [
+        RoleSpec(name=f"r{index}", num_workers=count, cpus_per_worker=cpus, gpus_per_worker=1.0)
+        for index, (count, cpus) in enumerate(gpu_roles)
+    ]
+    if num_workers:
+        worker = RoleSpec(
+            name="w", num_workers=num_workers, cpus_per_worker=1.5, is_spread=is_spread
+        )
+        roles.append(worker)
+
+    def places() -> dict[str, list[str]] | None:
+        try:
+            return check_fragments(roles, nodes)
+        except PreflightError:
+            return None
+
+    is_possible = by_brute_force(roles, nodes)
+    for _ in range(3):
+        found = places()
+        assert (found is not None) == is_possible
+        for one in nodes if found else ():
+            here = {name: ids.count(one.node_id) for name, ids in (found or {}).items()}
+            assert sum(here[r.name] * r.cpus_per_worker for r in roles) <= one.num_cpus + 1e-9
+            assert sum(here[r.name] * r.gpus_per_worker for r in roles) <= one.num_gpus
+        assert found is None or all(len(found[r.name]) == r.num_workers for r in roles)
+        seed.shuffle(nodes)
+        seed.shuffle(roles)
+
+
+def by_brute_force(roles: list[RoleSpec], nodes: list[NodeResources]) -> bool:
+    """Whether any way to put the bundles whole into the nodes exists."""
+    bundles = [
+        (each.cpus_per_worker, each.gpus_per_worker)
+        for each in roles
+        for _ in range(each.num_workers)
+    ]
+    states = {tuple(sorted((one.num_cpus, one.num_gpus) for one in nodes))}
+    for cpus, gpus in bundles:
+        states = {
+            tuple(sorted((*state[:index], (has[0] - cpus, has[1] - gpus), *state[index + 1 :])))
+            for state in states
+            for index, has in enumerate(state)
+            if has[0] >= cpus and has[1] >= gpus
+        }
+    return bool(states)
 
 
 def test_a_layout_that_can_never_fit_names_both_numbers() -> None:

@@ -4,27 +4,42 @@ Invariants:
     * with `+` no two roles share a device, and the test rollout takes what is left free;
     * roles joined by `|` use the bundles of their anchor role;
     * ranks follow node order (Ray's bundle order does not), so neighbours share a node;
+    * which node holds a bundle is computed once, from what the nodes have free, and each bundle is
+      pinned to its node: what the check lets pass can be placed, and what can be placed passes,
+      whatever the order of the nodes;
     * a layout that cannot fit is refused with both numbers before anything is placed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
-    placement_group_table,
     remove_placement_group,
 )
 
-from webrl.cluster.ray_cluster import NodeResources, cluster_nodes
+from webrl.cluster.ray_cluster import NodeResources, cluster_nodes, free_nodes
 from webrl.errors import PreflightError
 
 PLACEMENT_DEADLINE_S = 60.0
 """A placement group that passed the feasibility check is ready within seconds on a live cluster."""
+
+POLL_S = 0.5
+"""Between two looks at what is free while others hold devices."""
+
+UNITS = 10_000
+"""Ray counts resources in these parts of one."""
+
+NODE_LABEL = "ray.io/node-id"
+"""Label that Ray gives each node."""
+
+Bundle = tuple[int, int]
+"""GPUs and CPUs of a bundle or of a node, in units."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +56,8 @@ class RoleSpec:
     """GPUs of one worker, 0 on a CPU allocation."""
     colocate_with: str | None = None
     """Role whose bundles are shared (`|`); None for bundles of its own (`+`)."""
+    is_spread: bool = False
+    """Give each bundle the node with the most free CPUs instead of filling node after node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,17 +70,6 @@ class RolePlacement:
     """Bundle index of each rank."""
     node_of_rank: tuple[str, ...]
     """Node id of each rank."""
-
-
-def rank_order(node_of_bundle: Sequence[str], node_order: Sequence[str]) -> list[int]:
-    """Return bundle indices in rank order: by node first, by bundle index within a node.
-
-    Args:
-        node_of_bundle: Node id of each bundle.
-        node_order: All node ids in the order that ranks follow.
-    """
-    position = {node: index for index, node in enumerate(node_order)}
-    return sorted(range(len(node_of_bundle)), key=lambda b: (position[node_of_bundle[b]], b))
 
 
 def check_feasible(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) -> None:
@@ -107,12 +113,138 @@ def check_node_count(wanted: int, nodes: Sequence[NodeResources]) -> None:
         )
 
 
-def check_fragments(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) -> None:
-    """Refuse a layout whose totals fit, but whose bundles do not fit whole into nodes.
+def check_fragments(
+    roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]
+) -> dict[str, list[str]]:
+    """Return the node id of each bundle by role, in the order of the nodes.
 
     Raises:
-        PreflightError: A role has more bundles than find room, the larger roles placed before.
+        PreflightError: The totals fit, but there is no way to put the bundles whole into nodes; the
+            message says how far filling node after node comes.
     """
+    places = _assign(roles, nodes)
+    if places is None:
+        raise PreflightError(
+            _shortfall(roles, nodes, "the cluster's", "although the totals fit")
+            + " Give the nodes CPUs to match their GPUs, or ask for fewer workers."
+        )
+    return places
+
+
+def _assign(
+    roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]
+) -> dict[str, list[str]] | None:
+    """Return the node id of each bundle by role, None only where no way to place them exists."""
+    own = _in_order(roles)
+    bundle_of = {role.name: _units(_bundle(role, roles)) for role in own}
+    kinds = sorted(set(bundle_of.values()), reverse=True)
+    counts = tuple(
+        sum(role.num_workers for role in own if bundle_of[role.name] == kind) for kind in kinds
+    )
+    rooms = [_units({"GPU": node.num_gpus, "CPU": node.num_cpus}) for node in nodes]
+    taken = _fill(kinds, counts, rooms)
+    if taken is None:
+        return None
+    left = {kind: [number[k] for number in taken] for k, kind in enumerate(kinds)}
+    held: dict[str, list[int]] = {}
+    for role in own:
+        places = left[bundle_of[role.name]]
+        held[role.name] = []
+        for index in range(len(nodes)):
+            fitting = min(places[index], role.num_workers - len(held[role.name]))
+            places[index] -= fitting
+            held[role.name] += [index] * fitting
+    _spread(own, bundle_of, held, rooms)
+    return {name: [nodes[index].node_id for index in places] for name, places in held.items()}
+
+
+def _spread(
+    own: Sequence[RoleSpec],
+    bundle_of: Mapping[str, Bundle],
+    held: dict[str, list[int]],
+    rooms: Sequence[Bundle],
+) -> None:
+    """Give the bundles of roles that are to be spread the freest nodes, where all of them fit so."""
+    free = [cpus for _, cpus in rooms]
+    for role in own:
+        for index in held[role.name] if not role.is_spread else ():
+            free[index] -= bundle_of[role.name][1]
+    for role in own:
+        if not role.is_spread or bundle_of[role.name][0]:
+            continue
+        needed, places = bundle_of[role.name][1], list[int]()
+        for _ in range(role.num_workers):
+            index = max(range(len(free)), key=lambda index: free[index])
+            if free[index] < needed:
+                return
+            free[index] -= needed
+            places.append(index)
+        held[role.name] = sorted(places)
+
+
+def _fill(
+    kinds: Sequence[Bundle], counts: tuple[int, ...], rooms: Sequence[Bundle]
+) -> list[tuple[int, ...]] | None:
+    """Return how many bundles of each kind every node takes, None where no way exists.
+
+    Args:
+        kinds: Different bundles, those with the most GPUs first.
+        counts: Of each kind.
+        rooms: What each node has.
+    """
+    failed: set[tuple[int, tuple[int, ...]]] = set()
+
+    def fill(index: int, wanted: tuple[int, ...]) -> list[tuple[int, ...]] | None:
+        if not any(wanted):
+            return [(0,) * len(kinds)] * (len(rooms) - index)
+        rest = rooms[index:]
+        fits = all(
+            count <= sum(_most(kind, room) for room in rest)
+            for kind, count in zip(kinds, wanted, strict=True)
+        )
+        if not fits or (index, wanted) in failed:
+            return None
+        for taken in _choices(kinds, wanted, rooms[index]):
+            after = fill(index + 1, tuple(w - t for w, t in zip(wanted, taken, strict=True)))
+            if after is not None:
+                return [taken, *after]
+        failed.add((index, wanted))
+        return None
+
+    return fill(0, counts)
+
+
+def _choices(
+    kinds: Sequence[Bundle], wanted: Sequence[int], room: Bundle
+) -> Iterator[tuple[int, ...]]:
+    """Yield what one node can take, the most of the first kind first, always all of the last."""
+    most = min(wanted[0], _most(kinds[0], room))
+    if len(kinds) == 1:
+        yield (most,)
+        return
+    (gpus, cpus), (all_gpus, all_cpus) = kinds[0], room
+    for number in range(most, -1, -1):
+        less = (all_gpus - number * gpus, all_cpus - number * cpus)
+        for others in _choices(kinds[1:], wanted[1:], less):
+            yield (number, *others)
+
+
+def _most(kind: Bundle, room: Bundle) -> int:
+    """Return how many bundles of a kind fit into a room."""
+    return min((has // takes for takes, has in zip(kind, room, strict=True) if takes), default=0)
+
+
+def _units(resources: Mapping[str, float]) -> Bundle:
+    gpus, cpus = (round(UNITS * resources.get(name, 0.0)) for name in ("GPU", "CPU"))
+    return gpus, cpus
+
+
+def _shortfall(
+    roles: Sequence[RoleSpec], nodes: Sequence[NodeResources], whose: str, although: str
+) -> str:
+    """Return how far filling node after node comes, for people."""
+    # The search knows better, but not which role to blame.
+    role, bundle, num_placed = roles[0], {"CPU": 0.0}, 0
     free = [[node.num_cpus, node.num_gpus] for node in nodes]
     for role in _in_order(roles):
         bundle = _bundle(role, roles)
@@ -126,19 +258,19 @@ def check_fragments(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) -
                 room[1] -= needed[1]
                 num_placed += 1
         if num_placed < role.num_workers:
-            left = ", ".join(f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in free[:8])
-            raise PreflightError(
-                f"role {role.name!r} asks for {role.num_workers} bundles of {_text(bundle)}, and "
-                f"{num_placed} fit whole into the cluster's {len(nodes)} nodes although the totals "
-                f"fit; left on the nodes: {left}. Give the nodes CPUs to match their GPUs, or ask "
-                "for fewer workers."
-            )
+            break
+    left = ", ".join(f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in free[:8])
+    return (
+        f"role {role.name!r} asks for {role.num_workers} bundles of {_text(bundle)}, and "
+        f"{num_placed} fit whole into {whose} {len(nodes)} nodes {although}; left on the nodes: "
+        f"{left}."
+    )
 
 
 def _in_order(roles: Sequence[RoleSpec]) -> list[RoleSpec]:
-    """Return the roles with bundles of their own, those with the most bundles first."""
+    """Return the roles with bundles of their own: those with GPUs, then those with most bundles."""
     own = [role for role in roles if role.colocate_with is None]
-    return sorted(own, key=lambda role: -role.num_workers)
+    return sorted(own, key=lambda role: (not role.gpus_per_worker, -role.num_workers))
 
 
 def _bundle(role: RoleSpec, roles: Sequence[RoleSpec]) -> dict[str, float]:
@@ -155,19 +287,22 @@ def _text(bundle: Mapping[str, float]) -> str:
 def setup_mixed_layout(roles: Sequence[RoleSpec]) -> dict[str, RolePlacement]:
     """Create one placement group per role on the connected cluster.
 
-    Roles with the most bundles go first, so that whole nodes are used before fragments.
-
     Raises:
         PreflightError: The layout does not fit, or a group is not ready by the deadline.
     """
     nodes = cluster_nodes()
     check_feasible(roles, nodes)
     check_fragments(roles, nodes)
+    deadline = time.monotonic() + PLACEMENT_DEADLINE_S
+    while (places := _assign(roles, free_nodes(nodes))) is None:
+        # Of a run that has just ended some is given back late.
+        if time.monotonic() > deadline:
+            raise _busy(_shortfall(roles, free_nodes(nodes), "what other work leaves of", "now"))
+        time.sleep(POLL_S)
     placements: dict[str, RolePlacement] = {}
-    order = [node.node_id for node in nodes]
     try:
         for role in _in_order(roles):
-            placements[role.name] = _place(role, _bundle(role, roles), order)
+            placements[role.name] = _place(role, _bundle(role, roles), places[role.name], deadline)
     except PreflightError:
         release_layout(placements)
         raise
@@ -185,26 +320,23 @@ def release_layout(placements: Mapping[str, RolePlacement]) -> None:
         remove_placement_group(group)
 
 
-def _place(role: RoleSpec, bundle: Mapping[str, float], order: Sequence[str]) -> RolePlacement:
-    group = placement_group([dict(bundle) for _ in range(role.num_workers)], strategy="PACK")
-    ready, _ = ray.wait([group.ready()], timeout=PLACEMENT_DEADLINE_S)
+def _place(
+    role: RoleSpec, bundle: Mapping[str, float], places: Sequence[str], deadline: float
+) -> RolePlacement:
+    group = placement_group(
+        [dict(bundle) for _ in places],
+        bundle_label_selector=[{NODE_LABEL: node_id} for node_id in places],
+    )
+    ready, _ = ray.wait([group.ready()], timeout=max(POLL_S, deadline - time.monotonic()))
     if not ready:
         remove_placement_group(group)
-        raise PreflightError(
-            f"role {role.name!r} asks for {role.num_workers} bundles of {_text(bundle)}, and the "
-            f"cluster could not place them within {PLACEMENT_DEADLINE_S:g} s: other work holds its "
-            f"devices. Free of {len(order)} nodes are {_free_text()}. Wait for it, or end it."
-        )
-    table = placement_group_table(group)["bundles_to_node_id"]
-    node_of_bundle = [table[index] for index in range(role.num_workers)]
-    ranks = rank_order(node_of_bundle, order)
+        raise _busy(f"role {role.name!r} got none of the devices that were free just now.")
     return RolePlacement(
-        group=group,
-        bundle_of_rank=tuple(ranks),
-        node_of_rank=tuple(node_of_bundle[bundle_index] for bundle_index in ranks),
+        group=group, bundle_of_rank=tuple(range(len(places))), node_of_rank=tuple(places)
     )
 
 
-def _free_text() -> str:
-    free = ray.available_resources()
-    return _text({kind: free.get(kind, 0.0) for kind in ("CPU", "GPU")})
+def _busy(what: str) -> PreflightError:
+    return PreflightError(
+        f"{what} Other work held its devices for {PLACEMENT_DEADLINE_S:g} s. Wait for it, or end it."
+    )

@@ -14,12 +14,13 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Generator
-from dataclasses import dataclass
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import psutil
 import ray
+from ray._private.state import available_resources_per_node
 
 from webrl.errors import PreflightError
 
@@ -75,6 +76,19 @@ def cluster_nodes() -> tuple[NodeResources, ...]:
         if node["Alive"]
     ]
     return tuple(sorted(nodes, key=lambda node: (node.address, node.node_id)))
+
+
+def free_nodes(nodes: Sequence[NodeResources]) -> tuple[NodeResources, ...]:
+    """Return the same nodes with what nobody holds of them at the moment."""
+    free: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+    return tuple(
+        replace(
+            node,
+            num_cpus=free.get(node.node_id, {}).get("CPU", 0.0),
+            num_gpus=free.get(node.node_id, {}).get("GPU", 0.0),
+        )
+        for node in nodes
+    )
 
 
 @contextlib.contextmanager

@@ -73,6 +73,7 @@ def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
             cpus_per_worker=share,
             gpus_per_worker=gpus_of.get(name, 0.0),
             colocate_with=ROLLOUT if sharers.get(name) else None,
+            is_spread=has_gpus and name == WORKER,
         )
         for name, count in counts.items()
         if count
