@@ -6,9 +6,11 @@ import asyncio
 
 import psutil
 import pytest
-from webrl.actions import GoBack
+from aiohttp import web
+from webrl.actions import GoBack, Wait
 from webrl.browser import BrowserConfig, BrowserPool
-from webrl.tasks import Task, load_task, load_tasks
+from webrl.errors import BrowserFault
+from webrl.tasks import Task, TaskServer, load_task, load_tasks
 
 pytestmark = pytest.mark.browser
 
@@ -83,18 +85,45 @@ def test_age_retires_a_browser() -> None:
     assert asyncio.run(main()) >= 2
 
 
-def test_memory_retires_a_browser() -> None:
-    async def main() -> bool:
-        async with _pool(max_browser_pss_bytes=1) as pool, await pool.session() as session:
-            await session.reset(TASK, 0)
-            browser = await pool.browser()
-            for seed in range(600):
-                await pool.browser()
-                if browser.is_retired:
-                    return seed < 600
-            return False
+_HOG = """<!doctype html>grows<script>
+window.kept = []
+setInterval(() => kept.push(new Uint8Array(32 << 20).fill(1)), 50)</script>"""
 
-    assert asyncio.run(main())
+
+def test_a_page_that_fills_the_memory_is_ended_by_name_and_its_neighbour_goes_on() -> None:
+    async def site(request: web.BaseRequest) -> web.StreamResponse:
+        text = _HOG if request.path == "/hog" else "<!doctype html>fine"
+        return web.Response(text=text, content_type="text/html")
+
+    async def main() -> tuple[BrowserFault, bool]:
+        async with (
+            TaskServer(routes={"/": site}) as server,
+            _pool(max_browser_pss_bytes=700 << 20, memory_check_s=0.5) as pool,
+            await pool.session() as hog,
+            await pool.session() as neighbour,
+        ):
+            fine, grows = (
+                Task(suite="web", name="t", url=url, goal="g", answer="x", allow_private=True)
+                for url in (server.base_url + "/fine", server.base_url + "/hog")
+            )
+            await neighbour.reset(fine, 0)
+            await hog.reset(grows, 0)
+            browser = await pool.browser()
+
+            async def wait_for_ever() -> None:
+                async with asyncio.timeout(60):
+                    while True:
+                        await hog.step(Wait())
+
+            with pytest.raises(BrowserFault) as caught:
+                await wait_for_ever()
+            await neighbour.step(Wait())
+            return caught.value, browser.is_retired
+
+    fault, is_retired = asyncio.run(main())
+    assert fault.kind == "page_crashed"
+    assert "/hog ended: the browser holds" in fault.detail
+    assert is_retired
 
 
 def test_a_kept_page_that_an_episode_left_or_disturbed_is_loaded_again() -> None:

@@ -79,8 +79,11 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Age at which a browser is replaced, between episodes."""
     recycle_driver_every: int = 50_000
     """Episodes of a driver before it is replaced, together with its browser."""
-    max_browser_pss_bytes: int = 4 << 30
-    """Proportional memory of all browser processes at which the browser is replaced."""
+    max_browser_pss_bytes: int | None = None
+    """Proportional memory of all browser processes above which the browser is replaced and its
+    largest page ended; 2 GiB and 256 MiB for each slot when `None`."""
+    memory_check_s: float = 5.0
+    """Seconds between two looks at that memory; one takes some 50 ms of another thread."""
     max_dialogs_per_step: int = 10
     """Dialogs of one action beyond which the page is given up as a dialog storm."""
     max_pages_per_context: int = 5
@@ -91,6 +94,12 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Window of `max_restarts`, in seconds."""
     extra_args: tuple[str, ...] = ()
     """More command-line switches of the browser."""
+
+    @property
+    def max_browser_bytes(self) -> int:
+        """Return the limit of all browser processes in bytes."""
+        given = self.max_browser_pss_bytes
+        return (2 << 30) + self.num_slots * (256 << 20) if given is None else given
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -105,7 +114,6 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
             "recycle_context_every",
             "recycle_browser_every",
             "recycle_driver_every",
-            "max_browser_pss_bytes",
             "max_dialogs_per_step",
             "max_pages_per_context",
             "max_restarts",
@@ -129,6 +137,12 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "share_first_screenshot must be False when is_marked is True, got True. "
                 "The numbers belong to one page."
             )
+        if self.max_browser_bytes < 1:
+            raise ConfigError(
+                f"max_browser_pss_bytes must be >= 1, got {self.max_browser_pss_bytes}. "
+                "Leave it out for the default."
+            )
         _above_zero("wait_s", self.wait_s)
+        _above_zero("memory_check_s", self.memory_check_s)
         _above_zero("max_browser_age_s", self.max_browser_age_s)
         _above_zero("restart_window_s", self.restart_window_s)

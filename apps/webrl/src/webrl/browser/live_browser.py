@@ -107,6 +107,7 @@ class LiveBrowser:
         self.started_s = time.monotonic()
         self.num_open_contexts = 0
         self.is_retired = False
+        self.reason_of_crash = ""
         self._calls = calls
         self._contexts_of_pages: dict[str, str] = {}
         devtools.listen("Target.targetCreated", self._on_created)

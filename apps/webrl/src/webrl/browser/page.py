@@ -73,6 +73,7 @@ class LivePage:
         self._calls = calls
         self._config = config
         self.events = PageEvents(page, calls, tasks, config, self.aclose)
+        page.on("crash", self._fail)
 
     async def attach(self) -> None:
         """Open the DevTools session of the page.
@@ -271,9 +272,15 @@ class LivePage:
             "page",
         )
 
-    def _fail(self) -> None:
+    def _fail(self, _: Page | None = None) -> None:
         """Give the page up after a crash and release whoever waits for it."""
-        fault = BrowserFault("page_crashed", "the page's process ended")
+        why = self._browser.reason_of_crash
+        if why:
+            logger.warning("%s ended: %s", self.page.url[:_SHOWN_LENGTH], why)
+        detail = f"the process of {self.page.url[:_SHOWN_LENGTH]} ended{why and ': '}{why}"
+        fault = BrowserFault("page_crashed", detail)
+        if self.events.fault is None:
+            self.events.note("page_crashed", detail)
         self.events.give_up(fault)
         self._browser.devtools.fail(self._session, fault)
 
@@ -330,7 +337,6 @@ class PageEvents:
         self._events: list[Event] = []
         self._num_dialogs = 0
         page.on("dialog", self._on_dialog)
-        page.on("crash", self._on_crash)
         page.on("close", self._on_close)
         page.on("download", self._on_download)
         page.on("filechooser", self._on_file_chooser)
@@ -377,10 +383,6 @@ class PageEvents:
 
     async def _finish(self, call: Awaitable[object], what: str) -> None:
         await quietly(self._calls.run(call, self._config.deadlines.dialog_s, what), what)
-
-    def _on_crash(self, _: Page) -> None:
-        self.note("page_crashed", "the page's process ended")
-        self.give_up(BrowserFault("page_crashed", "the page's process ended"))
 
     def _on_close(self, _: Page) -> None:
         if not self.is_closing:

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -33,7 +33,7 @@ from webrl.browser.first_screenshots import FirstScreenshots
 from webrl.browser.guard import GuardProxy
 from webrl.browser.live_browser import Driver, LiveBrowser
 from webrl.browser.perform import Performer
-from webrl.browser.processes import proportional_bytes, sweep_leftovers
+from webrl.browser.processes import kill_renderer, proportional_bytes, sweep_leftovers
 from webrl.browser.recovery import RecoveryLevel
 from webrl.browser.session import BrowserSession
 from webrl.errors import BrowserFault, RunFailedError
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _NUM_SHARED_FRAMES = 256
 """First screenshots kept for sharing: more groups than are ever under way at one moment."""
-_MEMORY_CHECK_EVERY = 500
-"""Episodes between two readings of the browser's memory, which take some 50 ms."""
+_MIB = 1 << 20
 
 
 class BrowserPool:
@@ -98,6 +97,7 @@ class BrowserPool:
         try:
             self._tasks = await self._stack.enter_async_context(UnwrappedTaskGroup())
             self._calls = Calls(self._tasks)
+            self._watch = self._tasks.create_task(self._watch_memory())
             self.performer = Performer(self._calls, self.config)
             await self._stack.enter_async_context(self._guard)
             if self._server is None:
@@ -122,6 +122,7 @@ class BrowserPool:
             for driver in self._drivers:
                 driver.destroy()
             self._calls.cancel_all()
+            self._watch.cancel()
             await self._stack.aclose()  # without the error: a task group would wrap it
 
     async def session(self) -> BrowserSession:
@@ -232,11 +233,32 @@ class BrowserPool:
             browser.is_retired = True
         if browser.driver.num_episodes >= config.recycle_driver_every:
             browser.driver.is_suspect = True
-        if self._num_episodes % _MEMORY_CHECK_EVERY == 0:
-            used = proportional_bytes(browser.pid)
-            if used > config.max_browser_pss_bytes:
-                logger.info("browser %d holds %d MiB and is replaced", browser.pid, used >> 20)
-                browser.is_retired = True
+
+    async def _watch_memory(self) -> None:
+        """Keep the browsers' memory in bounds while episodes run, for as long as the pool lives."""
+        while True:
+            await asyncio.sleep(self.config.memory_check_s)
+            for browser in (*self._retired, self._browser):
+                if browser is not None and browser.is_alive:
+                    used = await asyncio.to_thread(proportional_bytes, browser.pid)
+                    self._bound_memory(browser, used)
+
+    def _bound_memory(self, browser: LiveBrowser, used: Mapping[int, int]) -> None:
+        """Retire a browser that is too large, and end the page that holds most of it."""
+        total, limit = sum(used.values()), self.config.max_browser_bytes
+        if total <= limit:
+            return
+        browser.is_retired = True
+        pid = max(used, key=lambda pid: used[pid])
+        why = (
+            f"the browser holds {total // _MIB} MiB, more than {limit // _MIB}, "
+            f"{used[pid] // _MIB} of them in this page"
+        )
+        browser.reason_of_crash = why
+        if kill_renderer(pid):
+            logger.warning("browser %d is replaced, its largest page ended: %s", browser.pid, why)
+        else:
+            logger.info("browser %d holds %d MiB and is replaced", browser.pid, total // _MIB)
 
     async def _renew(self) -> LiveBrowser:
         """Return the current browser, or a new one. Runs under the start lock."""

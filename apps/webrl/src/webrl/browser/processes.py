@@ -98,15 +98,25 @@ def kill_owned(folder: Path) -> int:
     return len(family)
 
 
-def proportional_bytes(pid: int) -> int:
-    """Return the proportional memory (PSS) of process `pid` and its descendants, in bytes."""
-    total = 0
+def proportional_bytes(pid: int) -> dict[int, int]:
+    """Return the proportional memory (PSS, bytes) of process `pid` and of each descendant, by id."""
+    used: dict[int, int] = {}
     with suppress(psutil.Error):
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
             with suppress(psutil.Error):
-                total += process.memory_full_info().pss
-    return total
+                used[process.pid] = process.memory_full_info().pss
+    return used
+
+
+def kill_renderer(pid: int) -> bool:
+    """Kill process `pid` if it is one that shows pages; return whether it was."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if "--type=renderer" in process.cmdline():
+            process.kill()
+            return True
+    return False
 
 
 def sweep_leftovers() -> list[Path]:

@@ -175,8 +175,9 @@ class EnvSection(Section):
     """Episodes after which a browser process is replaced."""
     recycle_after_s: Annotated[Positive, "Typical value: 3600."] = 3600.0
     """Age in seconds at which a browser process is replaced."""
-    recycle_above_bytes: Annotated[int, Meta(ge=1 << 28), "Typical: 4294967296."] = 4 << 30
-    """Memory of a browser with all its processes at which it is replaced."""
+    recycle_above_bytes: Annotated[int, Meta(ge=1 << 28), "Typical: 4294967296."] | None = None
+    """Memory of a browser with all its processes above which it is replaced and its largest page
+    ended; unset: 2 GiB and 256 MiB for each slot."""
 
     def contradictions(self) -> list[Problem]:
         """A viewport has two sides."""
