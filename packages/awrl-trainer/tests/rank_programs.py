@@ -6,6 +6,8 @@ Each program returns something that `torch.save` takes; it lands in `DIR/NAME_WO
 
 from __future__ import annotations
 
+import resource
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,6 +30,7 @@ from awrl_trainer import (
     collate_text,
     latest_complete_checkpoint,
 )
+from awrl_trainer.folders import mark_complete
 from awrl_trainer.optimizer import SteppedOptimizer
 from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.sharding import data_parallel_mesh, parameters_on_meta, shard_module
@@ -383,6 +386,47 @@ def resume(directory: Path) -> Any:
     metrics = [dict(each.update(make_rows(6, seed=9)).metrics) for each in (actor, other)]
     weights = [full_weights(each.policy) for each in (actor, other)]
     return version, extra, metrics, weights
+
+
+@program
+def checkpoints_that_fail_on_one_rank(directory: Path) -> Any:
+    """Each rank is last in turn to meet what fails; the next save and load are whole."""
+    root = directory / f"failing_{dist.get_world_size()}"
+    actor = FSDPActor(
+        TinyPolicy(), ActorConfig(optimizer=OptimizerConfig(lr=0.01)), collate=collate_text
+    )
+    path = actor.save(root / "good")
+    if actor.rank == 0:
+        (root / "file").write_text("no folder")
+        (root / "taken").mkdir()
+        (root / "taken" / "version_0").write_text("no folder")
+        damaged = shutil.copytree(path, root / "damaged")
+        (damaged / "random_1.pt").write_text("no random state")
+        mark_complete(damaged)
+    dist.barrier()
+    errors: list[tuple[str, str]] = []
+
+    def attempt(what: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+            errors.append((what, "no error"))
+        except Exception as error:  # noqa: BLE001 - what it is is what is tested
+            errors.append((what, f"{type(error).__name__}: {error}"))
+
+    for rank in range(dist.get_world_size()):
+        is_mine = dist.get_rank() == rank
+        for limit in (0, 5_000):
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit if is_mine else soft, hard))
+            attempt(f"disk of {rank} full at {limit}", lambda: actor.save(root / "good"))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        missing = root / "none" if is_mine else path
+        attempt(f"no folder on {rank}", lambda missing=missing: actor.load(missing))
+    attempt("root is a file", lambda: actor.save(root / "file"))
+    attempt("rename", lambda: actor.save(root / "taken"))
+    attempt("random state of 1", lambda: actor.load(root / "damaged"))
+    extra = actor.load(actor.save(root / "good", extra={"cursor": 1}))
+    return errors, extra, sorted(entry.name for entry in (root / "good").iterdir())
 
 
 @program

@@ -140,6 +140,16 @@ def test_resume_restores_the_version_and_repeats_the_next_step_bit_for_bit(
             assert torch.equal(value, resumed_weights[name]), name
 
 
+def test_a_checkpoint_that_fails_on_one_rank_fails_alike_on_all(on_two_ranks: OnTwoRanks) -> None:
+    mine, theirs = on_two_ranks("checkpoints_that_fail_on_one_rank")
+    assert mine == theirs
+    errors, extra, left = mine
+    assert len(errors) == 9
+    assert [entry for entry in errors if not entry[1].startswith("CheckpointError: ")] == []
+    assert extra == {"cursor": 1}
+    assert left == ["version_0"]
+
+
 def test_a_checkpoint_of_two_ranks_loads_on_one(
     on_two_ranks: OnTwoRanks, in_one_process: InOneProcess
 ) -> None:
