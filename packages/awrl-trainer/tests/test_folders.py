@@ -132,11 +132,13 @@ def test_the_next_write_removes_what_a_killed_writer_left_and_nothing_of_a_livin
     process = start_writer(tmp_path / "version_4")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    for left_over in (".writing_7", ".writing_7_123", ".removing_version_0_ab"):
+    for left_over in (".writing_7", ".writing_7_123", ".removing_version_0_0123abcd"):
         (tmp_path / left_over).mkdir()
         (tmp_path / left_over / "weights").write_text("half")
+    (tmp_path / ".writing_notes").mkdir()
     write(tmp_path, 5)
-    assert names(tmp_path) == ["version_1", "version_2", "version_3", "version_5"]
+    kept = [".writing_notes", "version_1", "version_2", "version_3", "version_5"]
+    assert names(tmp_path) == kept
 
 
 def test_what_is_not_complete_stays_where_it_is(tmp_path: Path) -> None:

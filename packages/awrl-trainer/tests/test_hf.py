@@ -21,6 +21,7 @@ from awrl_trainer import (
     TrainRow,
     collate_model_inputs,
 )
+from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 
@@ -269,3 +270,42 @@ def test_a_checkpoint_that_is_not_there_is_refused_by_name(tmp_path: Path) -> No
             ActorConfig(optimizer=OptimizerConfig(lr=0.1)),
             collate=collate_as("padded"),
         )
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", "{", "must have a config.json that transformers .* reads, got OSError"),
+        ("config.json", '{"model_type": "qwen9"}', "reads, got ValueError: .*qwen9"),
+        ("model.safetensors", "", "must have a model.safetensors that .* got SafetensorError"),
+        ("model.safetensors.index.json", "{}", "must have a model.safetensors.index.json that"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"model.visual.patch_embed.proj.weight": "1.safetensors"}}',
+            "must have a 1.safetensors that .* got FileNotFoundError|must hold every weight",
+        ),
+    ],
+)
+def test_a_damaged_checkpoint_is_named(
+    file: str, content: str, message: str, tmp_path: Path
+) -> None:
+    from awrl_trainer.hf import load_actor
+
+    tiny_model().save_pretrained(tmp_path)
+    (tmp_path / file).write_text(content)
+    config = ActorConfig(optimizer=OptimizerConfig(lr=0.1))
+    with pytest.raises(CheckpointError, match=message):
+        load_actor(tmp_path, config, collate=collate_as("padded"))
+
+
+def test_weights_of_another_shape_than_the_config_are_named(tmp_path: Path) -> None:
+    from awrl_trainer.hf import load_actor
+
+    tiny_model().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in weights if name.endswith("q_proj.weight"))
+    # One row would be broadcast by a copy.
+    save_file({**weights, name: weights[name][:1]}, tmp_path / "model.safetensors")
+    config = ActorConfig(optimizer=OptimizerConfig(lr=0.1))
+    with pytest.raises(CheckpointError, match=rf"{name}' must have shape .*, got \(1, "):
+        load_actor(tmp_path, config, collate=collate_as("padded"))

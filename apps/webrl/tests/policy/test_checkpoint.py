@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
@@ -91,6 +92,44 @@ def test_a_directory_without_a_policy_is_refused_by_name(tmp_path: Path) -> None
         load_policy(tmp_path)
     with pytest.raises(PolicyError, match=r"path must be a checkpoint directory"):
         PolicyProcessor.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "config.json",
+        "generation_config.json",
+        "preprocessor_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ],
+)
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_a_damaged_policy_is_named(
+    file: str, content: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "policy")
+    (folder / file).write_text(content)
+    read = load_policy if file == "model.safetensors" else PolicyProcessor.from_pretrained
+    with pytest.raises(PolicyError, match=r"policy .* must be whole and one that transformers"):
+        read(folder)
+
+
+def test_a_policy_that_lacks_a_weight_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "policy")
+    weights = load_file(folder / "model.safetensors")
+    name = max(weights)
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(PolicyError, match=f"must hold every weight of its model, got no '{name}'"):
+        load_policy(folder)
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(PolicyError, match="must be writable, got"):
+        init_policy(tmp_path / "file", InitPolicyConfig(warmup=WarmupConfig(num_updates=0)))
 
 
 def test_bfloat16_weights_load_as_asked(checkpoint: Path) -> None:

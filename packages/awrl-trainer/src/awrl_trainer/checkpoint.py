@@ -229,10 +229,7 @@ def _look(path: Path, rank: int, module: nn.Module, optimizer: SteppedOptimizer)
         CheckpointError: It is not a checkpoint, or none for this module.
     """
     facts = _read_facts(path)
-    random: dict[str, Tensor] = {}
-    if (path / f"random_{rank}.pt").exists():
-        random = torch.load(path / f"random_{rank}.pt", weights_only=True)
-        torch.Generator().set_state(random["cpu"])  # Refuses here what is no state.
+    random = _read_random_state(path / f"random_{rank}.pt")
     stored = _stored_shapes(path, facts)
     wanted = {_MODEL + name: value for name, value in module.state_dict().items()}
     _require_same_model(path, stored, wanted)
@@ -397,6 +394,28 @@ def _checkpoint_error(error: BaseException, rank: int, rule: str, remedy: str) -
     return CheckpointError(
         f"{rule}, got {type(error).__name__} on rank {rank}: {first_line}. {remedy}"
     )
+
+
+def _read_random_state(file: Path) -> dict[str, Tensor]:
+    """Return a rank's random state, empty where it has no file.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    if not file.exists():
+        return {}
+
+    def read() -> dict[str, Tensor]:
+        state: dict[str, Tensor] = torch.load(file, weights_only=True)
+        torch.Generator().set_state(state["cpu"])  # Refuses what is no state.
+        return state
+
+    outcome = outcome_of(read)
+    if outcome.value is None:
+        raise CheckpointError(
+            f"checkpoint must be undamaged, got {str(file)!r} without a random state. {_ANOTHER}"
+        ) from outcome.error
+    return outcome.value
 
 
 def _random_state() -> dict[str, Tensor]:

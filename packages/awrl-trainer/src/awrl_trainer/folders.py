@@ -35,8 +35,8 @@ COMPLETE_MARK = ".save_complete"
 _NAME = re.compile(r"^[A-Za-z_]*?[_-]?(\d+)$")
 _CHECKSUM_BYTES = 2**26
 """Larger files get no checksum: to read them again costs as much as to write them."""
-_WRITING = ".writing_"
-_REMOVING = ".removing_"
+_HIDDEN = re.compile(r"^\.(writing|removing)_.+_[0-9a-f]{8}$|^\.writing_\d+(_\d+)?$")
+"""Names of folders that are written or removed, those of earlier releases too."""
 _RETIRED = "retired_"
 
 
@@ -56,7 +56,7 @@ def new_folder(target: Path, *, is_marked: bool = True) -> Generator[Path]:
     root = target.parent
     root.mkdir(parents=True, exist_ok=True)
     with _writing_below(root):
-        hidden = root / f"{_WRITING}{target.name}_{secrets.token_hex(4)}"
+        hidden = root / f".writing_{target.name}_{secrets.token_hex(4)}"
         hidden.mkdir()
         try:
             yield hidden
@@ -184,7 +184,7 @@ def _put(hidden: Path, target: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    doomed = path.with_name(f"{_REMOVING}{path.name}_{secrets.token_hex(4)}")
+    doomed = path.with_name(f".removing_{path.name}_{secrets.token_hex(4)}")
     try:
         path.rename(doomed)
     except FileNotFoundError:
@@ -217,5 +217,5 @@ def _remove_left_overs(root: Path) -> None:
         )
         if is_replaced:
             _remove(path)
-        elif path.name.startswith((_WRITING, _REMOVING)):
+        elif _HIDDEN.match(path.name):
             shutil.rmtree(path, ignore_errors=True)

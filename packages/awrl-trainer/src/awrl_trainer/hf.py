@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
+import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,8 +27,11 @@ from awrl_trainer.actor import FSDPActor
 from awrl_trainer.config import ActorConfig
 from awrl_trainer.errors import CheckpointError
 from awrl_trainer.hf_attention import use_packed_attention as use_packed_attention
+from awrl_trainer.outcome import outcome_of
 from awrl_trainer.rows import Collate
 from awrl_trainer.sharding import parameters_on_meta
+
+ResultT = TypeVar("ResultT")
 
 
 def build_model(config: PreTrainedConfig) -> nn.Module:
@@ -60,14 +65,15 @@ def load_actor(
         device: Where to compute; None takes the CPU.
 
     Raises:
-        CheckpointError: No such checkpoint, or a weight that it lacks.
+        CheckpointError: No such checkpoint, one that is damaged or that this transformers does not
+            know, or a weight that it lacks or has in another shape.
     """
     path = Path(path)
     if not (path / "config.json").is_file():
         raise CheckpointError(
             f"path must be a directory with a config.json, got {str(path)!r}. Give a local copy."
         )
-    model_config = AutoConfig.from_pretrained(path)
+    model_config = _readable(path, "config.json", lambda: AutoConfig.from_pretrained(path))
     model_config._attn_implementation = "sdpa"  # pyright: ignore[reportPrivateUsage]
     if config.row_layout == "packed":
         use_packed_attention(model_config)
@@ -95,9 +101,11 @@ def checkpoint_reader(path: Path | str) -> Callable[[str], Tensor]:
         path: Directory with safetensors files.
 
     Raises:
-        CheckpointError: From the function, for a weight that the checkpoint lacks.
+        CheckpointError: No safetensors files; from the function, for a weight that the checkpoint
+            lacks.
     """
-    files = _weight_files(Path(path))
+    path = Path(path)
+    files = _weight_files(path)
 
     def read(name: str) -> Tensor:
         if name not in files:
@@ -105,8 +113,12 @@ def checkpoint_reader(path: Path | str) -> Callable[[str], Tensor]:
                 f"checkpoint {str(path)!r} must hold every weight of the model, got no {name!r}."
                 f" It has names like {next(iter(files), 'none')!r}."
             )
-        with safe_open(files[name], framework="pt") as opened:
-            return opened.get_tensor(name)
+
+        def tensor() -> Tensor:
+            with safe_open(files[name], framework="pt") as opened:
+                return opened.get_tensor(name)
+
+        return _readable(path, files[name].name, tensor)
 
     return read
 
@@ -115,12 +127,36 @@ def _weight_files(path: Path) -> dict[str, Path]:
     """Return the file of each weight by name."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        return {name: path / file for name, file in weight_map.items()}
+        return _readable(path, index.name, lambda: _indexed(index))
     single = path / "model.safetensors"
     if not single.is_file():
         raise CheckpointError(
             f"path must hold safetensors files, got none in {str(path)!r}. Save the model first."
         )
-    with safe_open(single, framework="pt") as opened:
-        return dict.fromkeys(opened.keys(), single)
+
+    def names() -> dict[str, Path]:
+        with safe_open(single, framework="pt") as opened:
+            return dict.fromkeys(opened.keys(), single)
+
+    return _readable(path, single.name, names)
+
+
+def _indexed(index: Path) -> dict[str, Path]:
+    weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    return {name: index.parent / file for name, file in weight_map.items()}
+
+
+def _readable(path: Path, file: str, read: Callable[[], ResultT]) -> ResultT:
+    """Read a file of a checkpoint.
+
+    Raises:
+        CheckpointError: Whatever else the reading raised, which is its cause.
+    """
+    outcome = outcome_of(read)
+    if outcome.error is not None:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} must have a {file} that transformers"
+            f" {transformers.__version__} reads, got {type(outcome.error).__name__}:"
+            f" {outcome.error}. Copy the checkpoint again, or update transformers."
+        ) from outcome.error
+    return cast("ResultT", outcome.value)

@@ -27,6 +27,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
+from awrl_trainer.errors import CheckpointError
+
 WeightReader = Callable[[str], Tensor]
 """Returns a whole weight by the model's parameter name, on the CPU."""
 
@@ -170,6 +172,9 @@ def materialize(module: nn.Module, device: torch.device, read: WeightReader) -> 
     Args:
         module: Parameters on the meta device; buffers are moved to the device.
         read: Called once for each parameter, on every rank.
+
+    Raises:
+        CheckpointError: A weight of another shape than the module's.
     """
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for part in module.modules():
@@ -184,7 +189,13 @@ def materialize(module: nn.Module, device: torch.device, read: WeightReader) -> 
             setattr(part, name, first)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            _fill(parameter, read(name))
+            whole = read(name)
+            if whole.shape != parameter.shape:
+                raise CheckpointError(
+                    f"weight {name!r} must have shape {tuple(parameter.shape)}, got"
+                    f" {tuple(whole.shape)}. Config and weights are of two models."
+                )
+            _fill(parameter, whole)
 
 
 def _fill(parameter: nn.Parameter, whole: Tensor) -> None:

@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise PreflightError(f"out_dir must be a new folder, got {str(out_dir)!r}. Name another.")
     # torch and transformers take seconds to import: only this command pays for them.
+    from awrl_trainer import new_folder  # noqa: PLC0415
+
     from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy  # noqa: PLC0415
 
     try:
@@ -42,6 +44,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         config = InitPolicyConfig(seed=arguments.seed, warmup=warmup)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    init_policy(out_dir, config)
+    try:
+        with new_folder(out_dir, is_marked=False) as folder:
+            init_policy(folder, config)
+    except OSError as error:
+        raise PreflightError(
+            f"out_dir must be writable, got {str(out_dir)!r}: {error}. Name another."
+        ) from error
     console.print(f"policy saved in {out_dir}")
     return 0

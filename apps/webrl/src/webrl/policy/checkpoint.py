@@ -13,7 +13,7 @@ import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from webrl.errors import PolicyError
 from webrl.policy import tokenizer as vocabulary
 from webrl.policy.config import InitPolicyConfig
+from webrl.policy.files import reading_policy, writing_policy
 from webrl.policy.processor import PolicyProcessor
 from webrl.policy.prompt import TINY_CHAT_TEMPLATE
 from webrl.policy.warmup.training import WarmupReport, warm_up
@@ -54,15 +55,21 @@ def load_policy(
         The model, in evaluation mode, on the CPU.
 
     Raises:
-        PolicyError: If `path` is not a checkpoint directory.
+        PolicyError: `path` is not a checkpoint directory, is damaged, or lacks a weight.
     """
-    if not (Path(path) / "config.json").is_file():
-        msg = f"path must be a checkpoint directory with a config.json, got {str(path)!r}."
-        raise PolicyError(msg)
-    model = AutoModelForImageTextToText.from_pretrained(
-        path, dtype=dtype, attn_implementation="sdpa"
-    )
-    return cast("Qwen3VLForConditionalGeneration", model.eval())
+    path = Path(path)
+    with reading_policy(path):
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+            path, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+        )
+    model, info = cast("tuple[Qwen3VLForConditionalGeneration, dict[str, set[str]]]", loaded)
+    if missing := info["missing_keys"]:
+        # Transformers draws them at random and goes on.
+        raise PolicyError(
+            f"policy {str(path)!r} must hold every weight of its model, got no {min(missing)!r} "
+            f"({len(missing)} absent). Copy it again."
+        )
+    return model.eval()
 
 
 def init_policy(
@@ -77,18 +84,22 @@ def init_policy(
 
     Returns:
         What the warm-up did.
+
+    Raises:
+        PolicyError: The disk refused a file.
     """
     config = config or InitPolicyConfig()
     out = Path(out_dir)
-    out.mkdir(parents=True, exist_ok=True)
     tokenizer = vocabulary.build_tokenizer(config.grid)
     tokenizer.chat_template = TINY_CHAT_TEMPLATE
-    tokenizer.save_pretrained(out)
-    _save_image_processor(out, config)
     model_config = build_model_config(config, tokenizer)
-    model_config.save_pretrained(out)
     generation = _generation(config, tokenizer, model_config.get_text_config().vocab_size)
-    generation.save_pretrained(out)
+    with writing_policy(out):
+        out.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(out)
+        _save_image_processor(out, config)
+        model_config.save_pretrained(out)
+        generation.save_pretrained(out)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = _random_model(model_config)
@@ -96,10 +107,10 @@ def init_policy(
         # The model's own `to` is untyped.
         torch.nn.Module.to(model, device)
         report = warm_up(model, PolicyProcessor.from_pretrained(out), config)
-    _save_weights(model, out)
-    (out / "warmup.json").write_text(
-        json.dumps({"config": asdict(config), "report": asdict(report)}, indent=2) + "\n"
-    )
+    facts = json.dumps({"config": asdict(config), "report": asdict(report)}, indent=2) + "\n"
+    with writing_policy(out):
+        _save_weights(model, out)
+        (out / "warmup.json").write_text(facts)
     return report
 
 

@@ -27,6 +27,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from webrl.errors import PolicyError
 from webrl.plain_text import plain
+from webrl.policy.files import reading_policy
 from webrl.policy.images import PatchExtractor, PatchGrid
 from webrl.policy.positions import position_ids
 from webrl.policy.prompt import chat
@@ -60,9 +61,6 @@ class PolicyProcessor:
     """Prompts, model inputs and decoding for one checkpoint directory."""
 
     def __init__(self, path: Path) -> None:
-        if not (path / "config.json").is_file():
-            msg = f"path must be a checkpoint directory with a config.json, got {str(path)!r}."
-            raise PolicyError(msg)
         config = AutoConfig.from_pretrained(path)
         self._image_token_id = int(config.image_token_id)
         self._tokenizer = AutoTokenizer.from_pretrained(path)
@@ -94,9 +92,10 @@ class PolicyProcessor:
             The processor.
 
         Raises:
-            PolicyError: If the directory holds no config or no chat template.
+            PolicyError: If the directory holds no config or no chat template, or is damaged.
         """
-        return cls(Path(path))
+        with reading_policy(Path(path)):
+            return cls(Path(path))
 
     def build_prompt(
         self,
