@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import aiohttp
@@ -35,6 +36,7 @@ class _Message(msgspec.Struct):
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     method: str | None = None
+    sessionId: str | None = None
     params: dict[str, Any] | None = None
 
 
@@ -53,7 +55,7 @@ class DevTools:
         self._http = http
         self._socket = socket
         self._pending: dict[int, _Pending] = {}
-        self._listeners: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self._listeners: dict[tuple[str | None, str], Callable[[dict[str, Any]], None]] = {}
         self._last_id = 0
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(_Message)
@@ -82,8 +84,18 @@ class DevTools:
         return not self._socket.closed
 
     def listen(self, event: str, listener: Callable[[dict[str, Any]], None]) -> None:
-        """Call `listener` with the parameters of each `event`, in the order of arrival."""
-        self._listeners[event] = listener
+        """Call `listener` with the parameters of each `event` of the browser, as they arrive."""
+        self._listeners[None, event] = listener
+
+    @contextmanager
+    def collecting(self, session: str, event: str) -> Generator[list[dict[str, Any]]]:
+        """Yield a list to which the parameters of each `event` of `session` are added."""
+        seen: list[dict[str, Any]] = []
+        self._listeners[session, event] = seen.append
+        try:
+            yield seen
+        finally:
+            self._listeners.pop((session, event), None)
 
     async def read(self) -> None:
         """Deliver answers until the socket closes. Consumes the socket, unblocks every caller."""
@@ -106,8 +118,10 @@ class DevTools:
         except (ValueError, msgspec.MsgspecError) as error:
             logger.warning("DevTools message: %s", error)
             return
-        if message.method is not None and message.method in self._listeners:
-            self._listeners[message.method](message.params or {})
+        if message.method is not None:
+            listener = self._listeners.get((message.sessionId, message.method))
+            if listener is not None:
+                listener(message.params or {})
         waiting = self._pending.pop(message.id, None) if message.id is not None else None
         if waiting is None or waiting.future.done():
             return

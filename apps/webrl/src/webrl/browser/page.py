@@ -117,6 +117,19 @@ class LivePage:
             if not _is_moving(fault):
                 raise
 
+    async def send_and_see(
+        self, calls: Sequence[tuple[str, Parameters]], event: str, deadline_s: float
+    ) -> list[dict[str, Any]]:
+        """Send input as `send` does; return the parameters of each `event` that it led to.
+
+        Raises:
+            BrowserFault: The page or its browser failed, or the deadline was missed.
+        """
+        with self._browser.devtools.collecting(self._session, event) as seen:
+            await self.send(calls, deadline_s)
+            await self.evaluate("0")  # an input may be answered before its events, this is not
+        return seen
+
     async def evaluate(
         self, script: str, *, park_pointer: bool = False, sees_listeners: bool = False
     ) -> Any:

@@ -37,6 +37,7 @@ from webrl.errors import BrowserFault
 _DRAG_STEPS = 5
 _KEYS_AT_ONCE = 400
 """Events that share one deadline: a long text takes as long as the page needs for it."""
+_HELD: Parameters = {"button": "left", "buttons": 1}
 _MouseCall = tuple[str, Parameters]
 
 
@@ -71,8 +72,42 @@ class Performer:
         elif isinstance(action, GoBack):
             if not await self.go_back(page):
                 page.events.note("no_effect", "there is no page to go back to")
+        elif isinstance(action, Drag):
+            await self._drag(page, action)
         else:
             await page.send(_pointer_calls(page, action), self._config.deadlines.input_s)
+
+    async def _drag(self, page: LivePage, action: Drag) -> None:
+        """Press, move and release; what the page itself drags is carried along and dropped."""
+        size = {"width": page.viewport.width, "height": page.viewport.height}
+        start = to_pixels(action.x, action.y, **size)
+        end = to_pixels(action.to_x, action.to_y, **size)
+        path = [
+            (start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share)
+            for share in (step / _DRAG_STEPS for step in range(1, _DRAG_STEPS + 1))
+        ]
+        moves = [(MOUSE_EVENT, {**_mouse("mouseMoved", *point)[1], **_HELD}) for point in path]
+        calls: list[_MouseCall] = [
+            ("Input.setInterceptDrags", {"enabled": True}),
+            _mouse("mouseMoved", *start),
+            _mouse("mousePressed", *start, 1),
+            moves[0],  # alone: moves of one frame become one, and most drags start at the first
+        ]
+        deadline_s = self._config.deadlines.input_s
+        dragged = await page.send_and_see(calls, "Input.dragIntercepted", deadline_s)
+        if not dragged:
+            dragged = await page.send_and_see(moves[1:], "Input.dragIntercepted", deadline_s)
+        if dragged:
+            # From here on no mouse event comes any more, as where the window system drags.
+            steps = [
+                ("dragEnter", path[0]),
+                *(("dragOver", point) for point in path),
+                ("drop", end),
+            ]
+            calls = [_drag_call(kind, *point, dragged[-1]["data"]) for kind, point in steps]
+        else:
+            calls = [_mouse("mouseReleased", *end, 1)]
+        await page.send(calls, deadline_s)
 
     def _refusal(self, page: LivePage, url: str) -> str | None:
         """Return why `url` may not be opened from `page`."""
@@ -125,10 +160,6 @@ def _note_navigation(page: LivePage, fault: BrowserFault) -> None:
 
 def _pointer_calls(page: LivePage, action: Action) -> list[_MouseCall]:
     width, height = page.viewport.width, page.viewport.height
-    if isinstance(action, Drag):
-        start = to_pixels(action.x, action.y, width=width, height=height)
-        end = to_pixels(action.to_x, action.to_y, width=width, height=height)
-        return _drag_calls(start, end)
     assert isinstance(action, LeftClick | DoubleClick | Hover | Scroll)
     x, y = to_pixels(action.x, action.y, width=width, height=height)
     calls = [_mouse("mouseMoved", x, y)]
@@ -143,16 +174,8 @@ def _pointer_calls(page: LivePage, action: Action) -> list[_MouseCall]:
     return calls
 
 
-def _drag_calls(start: tuple[float, float], end: tuple[float, float]) -> list[_MouseCall]:
-    calls = [_mouse("mouseMoved", *start), _mouse("mousePressed", *start, 1)]
-    for step in range(1, _DRAG_STEPS + 1):
-        share = step / _DRAG_STEPS
-        x = start[0] + (end[0] - start[0]) * share
-        y = start[1] + (end[1] - start[1]) * share
-        calls.append(
-            (MOUSE_EVENT, {**_mouse("mouseMoved", x, y)[1], "button": "left", "buttons": 1})
-        )
-    return [*calls, _mouse("mouseReleased", *end, 1)]
+def _drag_call(kind: str, x: float, y: float, data: object) -> _MouseCall:
+    return "Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data}
 
 
 def _mouse(kind: str, x: float, y: float, count: int = 0) -> _MouseCall:
