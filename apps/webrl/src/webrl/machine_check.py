@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from webrl.browser.chromium import find_chromium
 from webrl.config import WebRLConfig, check_dataset_size
 from webrl.errors import PreflightError, TaskError
 from webrl.launch.run_tasks import test_tasks, train_tasks
@@ -100,6 +99,9 @@ def check_miniwob() -> Check:
 
 def check_browser() -> Check:
     """Look for a Chromium that can be started."""
+    # The browser's package brings Ray along, which `webrl --help` does not wait for.
+    from webrl.browser.chromium import find_chromium  # noqa: PLC0415
+
     try:
         return Check("browser", True, str(find_chromium()))
     except PreflightError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -26,6 +28,14 @@ def test_only_commands_that_work_are_offered() -> None:
         with pytest.raises(SystemExit) as caught:
             main([name, "--help"])
         assert caught.value.code == 0
+
+
+def test_nothing_heavy_is_imported_before_a_command_runs() -> None:
+    code = (
+        "import sys, webrl.cli.main\n"
+        "assert not {'torch', 'transformers', 'ray', 'playwright'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_configs_lists_every_packaged_one_with_its_purpose(

@@ -115,7 +115,8 @@ def test_a_run_whose_sites_are_down_stops_and_says_so(
     assert (
         "share of faults must be at most 0.5 over 64 episodes, got 1.00 (navigation_error" in text
     )
-    assert "Continue with webrl train --resume" in text
+    assert "nothing was saved yet, so there is nothing to continue" in text
+    assert "run.log" in text
     assert "Traceback" not in text
 
 

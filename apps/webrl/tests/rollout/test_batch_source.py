@@ -16,8 +16,10 @@ from awrl_rollout import (
     SlotTime,
     StarvedError,
 )
+from webrl.errors import RunFailedError
 from webrl.rollout.batch_source import GroupFilter, SynchronousRollouts
 from webrl.rollout.task_stream import TaskStream
+from webrl.rollout.trajectory import Trajectory
 from webrl.tasks import load_task
 
 End = Callable[[EpisodeRequest], bool | None]
@@ -91,3 +93,70 @@ def test_rounds_of_faults_alone_stop_the_run() -> None:
     with pytest.raises(StarvedError, match=r"at most 0.5 over 16 .* got 1.00 \(judge_error 16\)"):
         asyncio.run(source(pool).prepare_batch(8, timeout_s=9))
     assert pool.num_rounds == 2
+
+
+def group(*rewards: float) -> list[EpisodeRecord]:
+    return [
+        EpisodeRecord(
+            episode_id=f"0/{member}",
+            group_id="0",
+            member=member,
+            outcome=Outcome.SUCCESS if reward > 0 else Outcome.FAILURE,
+            reward=reward,
+            payload=Trajectory(
+                task="never/solved",
+                seed=0,
+                goal="",
+                outcome="success" if reward > 0 else "failure",
+                ending="task",
+                reward=reward,
+                raw_reward=reward,
+                steps=[],
+                reset_s=0,
+            ),
+        )
+        for member, reward in enumerate(rewards)
+    ]
+
+
+class Stream:
+    """Hands out nothing."""
+
+    def next_group(self) -> list[EpisodeRequest]:
+        return []
+
+    def finish(self, group_id: str) -> None: ...
+
+
+def test_groups_are_counted_by_what_they_are_worth() -> None:
+    filtered = GroupFilter(Stream())
+    assert filtered.describe() == "no group has ended yet"
+    for rewards in ((0, 0), (1, 1), (0, 1), (0, 0)):
+        filtered.accept(group(*rewards))
+    assert filtered.describe() == "of the last 4 groups 2 all failed, 1 all succeeded, 1 useful"
+    figures = filtered.metrics(2.0)
+    assert figures["rollout/all_failed_groups"] == 2
+    assert figures["rollout/all_succeeded_groups"] == 1
+    assert figures["rollout/zero_variance_share"] == 0.75
+    assert figures["rollout/success_share"] == 3 / 8
+    assert figures["rollout/episodes_per_s"] == 4
+    assert figures["rollout/episodes_total"] == 8
+    assert filtered.metrics(2.0)["rollout/all_failed_groups"] == 0
+
+
+def test_tasks_that_nobody_solves_are_named_after_so_many_groups_in_a_row() -> None:
+    calls: list[str] = []
+    filtered = GroupFilter(Stream(), most_useless=3, on_hopeless=lambda: calls.append("stop"))
+    for rewards in ((0, 0), (0, 0), (0, 1), (0, 0), (1, 1)):
+        filtered.accept(group(*rewards))
+    filtered.check()
+    assert not calls
+    filtered.accept(group(0, 0))
+    filtered.accept(group(0, 0))
+    assert calls == ["stop"]
+    with pytest.raises(
+        RunFailedError,
+        match=r"4 groups in a row .* 5 all failed, 1 all succeeded, 1 useful. They are of "
+        r"'never/solved'\. Where all fail, give easier tasks",
+    ):
+        filtered.check()

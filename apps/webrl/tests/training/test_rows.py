@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
-from webrl.rollout.batch_source import zero_variance_reason
+from webrl.rollout.batch_source import verdict_on
 from webrl.rollout.trajectory import ImageRef, Step, Trajectory
 from webrl.training.rows import (
     AdvantageConfig,
@@ -81,9 +81,9 @@ def test_a_group_of_one_gets_no_advantage(processor: PolicyProcessor) -> None:
 
 
 def test_only_groups_of_unequal_rewards_carry_a_gradient() -> None:
-    assert zero_variance_reason([1.0, 1.0]) == "zero_variance"
-    assert zero_variance_reason([]) is not None
-    assert zero_variance_reason([1.0, 0.0]) is None
+    assert verdict_on([1.0, 1.0]) == "all succeeded"
+    assert verdict_on([0.0, 0.0]) == "all failed"
+    assert verdict_on([1.0, 0.0]) == "useful"
 
 
 def test_each_step_is_a_row_whose_sampled_tokens_alone_are_trainable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import pytest
@@ -11,7 +12,7 @@ from awrl_rollout import RolloutBatch
 from awrl_trainer import PublishReport, TrainRow, UpdateResult
 from webrl.errors import RunFailedError
 from webrl.training.rows import PreparedBatch
-from webrl.training.step_loop import PPOTrainer, Progress, StepConfig
+from webrl.training.step_loop import PPOTrainer, Progress, StepConfig, keep_stepping
 
 
 class Engines:
@@ -31,9 +32,12 @@ class Source:
 
     def __init__(self, calls: list[str]) -> None:
         self._calls = calls
+        self.is_dry = False
 
     async def prepare_batch(self, num_episodes: int, *, timeout_s: float) -> RolloutBatch:
         self._calls.append("collect")
+        if self.is_dry:
+            await asyncio.Event().wait()
         return RolloutBatch([], batch=0, version=0, is_short=False)
 
     def advance(self, version: int) -> None:
@@ -45,8 +49,11 @@ class Source:
     def take_dropped(self) -> list[str]:
         return ["dropped/0"]
 
+    def describe(self) -> str:
+        return "3 episodes are ready"
+
     async def metrics(self, seconds: float) -> dict[str, float]:
-        return {}
+        return {"rollout/episodes_total": 4.0}
 
 
 class Preparation:
@@ -111,18 +118,28 @@ class Loop:
         self.preparation = Preparation(self.calls)
         self.recorder = Recorder()
         self.progress = Progress(version=6, num_steps=8)
-        self._trainer = PPOTrainer(
-            rollouts=Source(self.calls),
+        self.source = Source(self.calls)
+        self.stop = asyncio.Event()
+        self.trainer = PPOTrainer(
+            rollouts=self.source,
             preparation=self.preparation,
             engines=Engines(self.calls, versions),
             weights=Weights(self.calls, receivers),
             recorder=self.recorder,
             config=StepConfig(batch_size=4, batch_timeout_s=9.0),
             progress=self.progress,
+            stop=self.stop,
         )
 
     def step(self) -> dict[str, float]:
-        return asyncio.run(self._trainer.step())
+        [metrics] = self.steps(1)
+        return metrics
+
+    def steps(self, count: int) -> list[dict[str, float]]:
+        async def run() -> list[dict[str, float] | None]:
+            return [await self.trainer.step() for _ in range(count)]
+
+        return [metrics for metrics in asyncio.run(run()) if metrics is not None]
 
 
 def test_a_step_collects_updates_publishes_and_then_advances() -> None:
@@ -136,14 +153,14 @@ def test_a_step_collects_updates_publishes_and_then_advances() -> None:
     assert loop.progress.num_trained_episodes == 1
     assert loop.recorder.updates == [(["0/0"], 6)]
     assert metrics["weights/version"] == 7.0
+    assert metrics["rollout/trained_total"] == 1.0
 
 
 def test_the_version_counts_published_updates_only() -> None:
     loop = Loop([6, 7])
-    loop.step()  # a gradient that was not finite: the ranks stay at 6
+    first, second = loop.steps(2)  # first a gradient that was not finite: the ranks stay at 6
     assert loop.calls[:3] == ["collect", "update of 1 row", "release budget"]
-    assert (loop.progress.version, loop.progress.num_steps) == (6, 9)
-    loop.step()
+    assert (first["weights/version"], second["weights/version"]) == (6, 7)
     assert (loop.progress.version, loop.progress.num_steps) == (7, 10)
 
 
@@ -159,3 +176,46 @@ def test_weights_that_reach_no_server_end_the_run() -> None:
     loop = Loop([7], receivers=())
     with pytest.raises(RunFailedError, match="version 7 reached no rollout server"):
         loop.step()
+
+
+def test_a_batch_that_is_awaited_is_given_up_at_once_when_the_run_ends() -> None:
+    loop = Loop([7])
+    loop.source.is_dry = True
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            step = group.create_task(loop.trainer.step())
+            await asyncio.sleep(0.01)
+            assert loop.trainer.describe() == "waiting for a batch: 3 episodes are ready"
+            loop.stop.set()
+        assert step.result() is None
+
+    asyncio.run(main())
+    assert loop.calls == ["collect"]
+    assert (loop.progress.version, loop.progress.num_steps) == (6, 8)
+    assert loop.progress.train_s > 0
+
+
+def test_a_batch_that_is_there_is_trained_on_and_published_before_the_run_ends() -> None:
+    loop = Loop([7])
+    loop.stop.set()
+
+    async def main() -> None:
+        over: list[bool] = []
+        await keep_stepping(
+            loop.trainer, is_over=lambda: bool(over), after_step=partial(_note, over)
+        )
+
+    asyncio.run(main())
+    assert loop.calls[:4] == ["collect", "update of 1 row", "publish 7", "advance to 7"]
+    assert loop.progress.version == 7
+
+
+async def _note(over: list[bool], metrics: dict[str, float]) -> None:
+    over.append(bool(metrics))
+
+
+def test_the_trained_share_is_of_all_episodes_of_the_run() -> None:
+    assert Progress().trained_share == 0
+    totals = {"rollout/episodes_total": 400.0}
+    assert Progress(num_trained_episodes=96, totals=totals).trained_share == 0.24

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -25,6 +26,9 @@ INTERRUPTED = 130
 UV_RUN = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 """Read when Ray is imported. Under `uv run` Ray would else pack the working directory, whatever lies
 in it, and start each worker through `uv run`; on this machine the workers share the environment."""
+
+RAY_AUTH_MODE = "RAY_AUTH_MODE"
+"""Read when Ray is imported too: a local cluster answers only who knows its token."""
 
 _COMMANDS = (train, evaluate, compare, simulate, tasks, configs, policy, doctor)
 
@@ -50,17 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words after `webrl`; those of the process when `None`.
 
     Returns:
-        The exit code: 0 for success, 2 for what the user can fix, 130 after Ctrl-C.
+        The exit code: 0 for success, 2 for what the user can fix, 130 after Ctrl-C, 143 after SIGTERM.
     """
     if "RAY_ADDRESS" not in os.environ:
         os.environ.setdefault(UV_RUN, "0")
+        if "ray" not in sys.modules:
+            os.environ.setdefault(RAY_AUTH_MODE, "token")
     parsed = _parse(build_parser(), arguments)
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     try:
         return parsed.run(parsed, console)
     except WebRLError as error:
         errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
-        for line in str(error).splitlines():
+        for line in "\n".join((str(error), *getattr(error, "__notes__", ()))).splitlines():
             errors.print(f"webrl: {line}" if not line.startswith("  ") else line)
         return USER_ERROR
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ from webrl.errors import ConfigError, PreflightError
 from webrl.machine_check import check_enough_tasks, preflight, problem_text, run_checks
 
 CONFIG_FILE = "config.toml"
-"""Name of the resolved configuration within a run's folder."""
+"""Name of the resolved configuration within a run's folder, as `RunFolders` has it."""
 RUNS_FOLDER = Path("runs")
 """Where `--resume` without a folder looks for the newest run."""
 NEWEST = "newest"
@@ -85,9 +85,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     # Ray, torch and transformers take seconds to import: only a real run pays for them.
     from webrl.run.run import run_training  # noqa: PLC0415
 
-    run_dir = Path(config.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / CONFIG_FILE).write_text(to_toml(config), encoding="utf-8")
     return run_training(config, resume=is_resumed, console=console)
 
 

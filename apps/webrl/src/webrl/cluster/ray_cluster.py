@@ -1,7 +1,8 @@
-"""The Ray cluster of a run, and how a signal ends what runs on it.
+"""The Ray cluster of a run.
 
 Invariants:
-    * a cluster that this module started ends with the run; one that it joined is left alone;
+    * a cluster that this module started ends with the run, and with this process however that ends;
+      no signal to this process's group reaches it; one that was joined is left alone;
     * what the cluster offers is read once, before anything is placed on it.
 
 On a laptop Ray is started locally. With `RAY_ADDRESS` set, the run joins that cluster instead.
@@ -9,30 +10,23 @@ On a laptop Ray is started locally. With `RAY_ADDRESS` set, the run joins that c
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
-import signal
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+import secrets
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-import psutil
 import ray
 from ray._private.state import available_resources_per_node
 
+from webrl.cluster.ray_head import RayHead
 from webrl.errors import PreflightError
 
 logger = logging.getLogger(__name__)
 
-ResultT = TypeVar("ResultT")
-
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Object store of a local cluster: only keys, token ids and small metadata travel through it."""
-
-ORPHANED_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Processes that outlive their node when the process that started Ray was killed."""
 
 START_ATTEMPTS = 3
 """Ray gives its own processes half a minute, which a busy laptop can miss."""
@@ -45,8 +39,12 @@ LOCAL_ENVIRONMENT = {
 }
 """Set before a local Ray starts: no usage reports, GPU visibility untouched, no metrics agent."""
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""What ends a run in order."""
+AUTH_MODE = "RAY_AUTH_MODE"
+"""Read when Ray is imported, so the command line sets it to `token`; a program that does not has a
+local cluster without."""
+
+AUTH_TOKEN = "RAY_AUTH_TOKEN"
+"""Of the local cluster; without it Ray would keep one in the home folder, which may not be writable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,35 +104,32 @@ def ray_cluster(*, namespace: str, num_cpus: float | None = None) -> Generator[N
     if ray.is_initialized():
         yield
         return
+    head = None
     if address:
-        ray.init(
-            address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR
-        )
+        _join(address, namespace)
     else:
-        _start_local_cluster(namespace, int(num_cpus) if num_cpus else len(os.sched_getaffinity(0)))
+        count = int(num_cpus) if num_cpus else len(os.sched_getaffinity(0))
+        head = _start_local_cluster(namespace, count)
     try:
         yield
     finally:
-        ray.shutdown()
+        _leave(head)
 
 
-def _start_local_cluster(namespace: str, num_cpus: int) -> None:
+def _start_local_cluster(namespace: str, num_cpus: int) -> RayHead:
+    """Start a cluster on this machine and join it."""
     os.environ.update(LOCAL_ENVIRONMENT)
-    _end_orphaned_agents()
+    os.environ.setdefault(AUTH_TOKEN, secrets.token_hex(32))
+    # What this process's Ray read when it was imported; a cluster by itself might choose otherwise.
+    environment = {AUTH_MODE: os.environ.get(AUTH_MODE, "disabled")}
+    settings = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES}
     for attempt in range(1, START_ATTEMPTS + 1):
+        head = None
         try:
-            ray.init(
-                # Without this Ray joins whatever cluster was last started on the machine.
-                address="local",
-                num_cpus=num_cpus,
-                namespace=namespace,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            head = RayHead(settings, environment)
+            _join(head.address, namespace)
         except Exception as error:  # Ray raises the base class when its half minute is over
-            ray.shutdown()
+            _leave(head)
             if attempt == START_ATTEMPTS:
                 raise PreflightError(
                     f"a local Ray cluster must start within half a minute, got none in {attempt} "
@@ -142,39 +137,20 @@ def _start_local_cluster(namespace: str, num_cpus: int) -> None:
                     "set RAY_ADDRESS."
                 ) from error
             logger.warning("Ray did not start: %s", error)
+        except BaseException:
+            _leave(head)
+            raise
         else:
-            return
+            return head
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _end_orphaned_agents() -> None:
-    """End this user's agents of Ray nodes that are gone: nobody else does."""
-    for process in psutil.process_iter(["ppid", "uids", "cmdline"]):
-        cmdline, uids = process.info["cmdline"], process.info["uids"]
-        if not cmdline or cmdline[0] not in ORPHANED_AGENTS or process.info["ppid"] != 1:
-            continue
-        if uids is not None and uids.real == os.getuid():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+def _join(address: str, namespace: str) -> None:
+    ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
 
 
-async def until_signalled(work: Coroutine[None, None, ResultT]) -> ResultT:
-    """Return what the work returns; Ctrl-C or SIGTERM cancels it and waits for its clean-up.
-
-    A second signal no longer waits: it interrupts the clean-up.
-
-    Raises:
-        asyncio.CancelledError: A signal came.
-    """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-
-    def stop() -> None:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.default_int_handler)
-        task.cancel()
-
-    # Also where the caller ignores SIGINT, as shells do for what they start in the background.
-    for number in SIGNALS:
-        loop.add_signal_handler(number, stop)
-    return await work
+def _leave(head: RayHead | None) -> None:
+    """Leave the cluster, and end it when it is ours."""
+    ray.shutdown()
+    if head is not None:
+        head.close()

@@ -292,6 +292,9 @@ class RolloutSection(Section):
     """What happens to episodes that would outlive the bound: dropped, or awaited before closing."""
     max_attempts: Annotated[Count, "Use 1 for no retry."] = 3
     """Starts of one episode, the first one included, before its fault is final."""
+    max_useless_groups: Annotated[Count, "Use a larger number to wait longer."] = 1000
+    """Groups in a row of equal rewards, which carry no gradient, after which the run stops: then
+    nobody solves the tasks, or everybody does."""
     max_fault_share: Annotated[float, Meta(gt=0, le=1), "Use 1 to never stop on faults."] = 0.5
     """Share of recent episodes that may end in faults before the run stops itself."""
 
@@ -521,7 +524,10 @@ class CheckpointSection(Section):
     """When the run is saved."""
 
     save_every: Annotated[Count, "Use total_steps for only the last."] = 20
-    """Published updates between two checkpoints; the last update is always saved."""
+    """Published updates between two checkpoints; the first and the last one are always saved, the
+    last also after Ctrl-C."""
+    save_every_s: Annotated[Positive, "Leave it out for none."] | None = 600.0
+    """Longest time between two checkpoints while updates are made, in seconds; none when unset."""
     keep: Annotated[Count, "The newest one is always kept."] = 3
     """Newest complete checkpoints that stay on disk."""
 

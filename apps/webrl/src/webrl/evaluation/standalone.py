@@ -12,7 +12,7 @@ import ray
 
 from webrl.cluster.network import network_of
 from webrl.cluster.placement import RoleSpec
-from webrl.cluster.ray_cluster import ray_cluster, until_signalled
+from webrl.cluster.ray_cluster import ray_cluster
 from webrl.cluster.scheduler import ProcessOptions, RayScheduler, call_worker
 from webrl.config import WebRLConfig
 from webrl.evaluation.run_evaluation import EvaluationSpec, PolicyCheckpoint, run_evaluation
@@ -21,6 +21,7 @@ from webrl.launch import component_configs
 from webrl.launch.system import start_evaluation_worker, stop_each
 from webrl.rollout.worker import RolloutWorker
 from webrl.servers.server_actor import InferenceServer
+from webrl.stop_signals import StopSignals
 
 
 def evaluate_checkpoint(
@@ -38,8 +39,8 @@ def evaluate_checkpoint(
         asyncio.CancelledError: Ctrl-C.
     """
     resolved = replace(checkpoint, path=checkpoint.path.resolve())
-    with ray_cluster(namespace=f"webrl-eval-{secrets.token_hex(4)}"):
-        return asyncio.run(until_signalled(_evaluate(config, resolved, num_seeds, log_dir)))
+    with StopSignals() as signals, ray_cluster(namespace=f"webrl-eval-{secrets.token_hex(4)}"):
+        return asyncio.run(signals.run(_evaluate(config, resolved, num_seeds, log_dir)))
 
 
 def _roles(config: WebRLConfig) -> list[RoleSpec]:

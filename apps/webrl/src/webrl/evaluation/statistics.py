@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from webrl.records.lines import LineFile
+
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 
@@ -189,5 +191,6 @@ def _mean(values: Collection[int]) -> float | None:
 
 def append_result(path: Path, result: EvaluationResult) -> None:
     """Append one result to a JSON-lines file."""
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(result) + b"\n")
+    file = LineFile(path)
+    file.append(msgspec.to_builtins(result))
+    file.close()

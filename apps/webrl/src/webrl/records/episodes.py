@@ -18,7 +18,7 @@ from typing import Any
 from awrl_rollout import EpisodeRecord
 from awrl_trainer import TrainRow
 
-from webrl.records.metrics import drop_later_lines
+from webrl.records.lines import LineFile
 from webrl.rollout.trajectory import Trajectory, trajectory_dict
 
 _DIGITS = 4
@@ -27,11 +27,8 @@ _DIGITS = 4
 _SUFFIXES = {b"\x89PNG": ".png", b"\xff\xd8\xff\xe0": ".jpg", b"RIFF": ".webp"}
 
 
-class EpisodeLog:
+class EpisodeLog(LineFile):
     """Appends groups to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
 
     def note(self, records: Sequence[EpisodeRecord]) -> None:
         """Write one group.
@@ -41,20 +38,11 @@ class EpisodeLog:
         """
         members = [_member(record, record.payload) for record in records]
         group_id = records[0].group_id if records else ""
-        self._file.write(json.dumps({"group_id": group_id, "members": members}) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self.append({"group_id": group_id, "members": members})
 
 
-class BatchLog:
+class BatchLog(LineFile):
     """Appends what each update was computed from."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("a", encoding="utf-8")
 
     def note(self, rows: Mapping[str, Sequence[TrainRow]], *, step: int, version: int) -> None:
         """Write one update.
@@ -68,19 +56,7 @@ class BatchLog:
             episode_id: version - min(_sampled_at(row, version) for row in own)
             for episode_id, own in rows.items()
         }
-        line = {"step": step, "version": version, "off_policyness": off_policyness}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-
-    def rewind(self, step: int) -> None:
-        """Forget every update after this step."""
-        self._file.close()
-        drop_later_lines(self._path, step)
-        self._file = self._path.open("a", encoding="utf-8")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self.append({"step": step, "version": version, "off_policyness": off_policyness})
 
 
 def _sampled_at(row: TrainRow, version: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -11,6 +14,11 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+
+logger = logging.getLogger(__name__)
+
+SILENT_S = 10.0
+"""Nobody has to wonder for longer what a run waits for."""
 
 BAR_WIDTH = 24
 """Characters of an idle-share bar."""
@@ -53,7 +61,9 @@ class LiveView:
         self._gauges: dict[str, float] = {}
         self._success: list[float] = []
         self._evaluation: list[tuple[int, str]] = []
-        self._note = "starting"
+        self._note = self._shown = "starting"
+        self._noted_s = self._said_s = self._started
+        self._is_unread = False
         self._live: Live | None = None
 
     def __enter__(self) -> LiveView:
@@ -73,14 +83,29 @@ class LiveView:
     ) -> None:
         """Stop drawing and leave the last picture on screen."""
         if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+            with contextlib.suppress(OSError, ValueError, SystemExit):
+                self._live.__exit__(kind, error, trace)
             self._live = None
 
     def note(self, text: str) -> None:
         """Say what the run is doing."""
-        self._note = text
-        if self._live is None:
-            self._console.print(f"[{format_duration(self._clock() - self._started)}] {text}")
+        self._note, self._noted_s = text, self._clock()
+        self._say(text)
+
+    async def keep_telling(
+        self, describe: Callable[[], str | None], *, interval_s: float = 1.0
+    ) -> None:
+        """Say again what goes on whenever nothing was said for a while; until cancelled.
+
+        Args:
+            describe: Answers what is waited for at the moment; None stands for the last note.
+            interval_s: Between two looks.
+        """
+        while True:
+            await asyncio.sleep(interval_s)
+            if self._clock() - self._said_s >= SILENT_S:
+                seconds = self._clock() - self._noted_s
+                self._say(f"{describe() or f'still {self._note}'} ({seconds:.0f} s)")
 
     def gauge(self, values: Mapping[str, float]) -> None:
         """Update gauges between steps."""
@@ -91,27 +116,38 @@ class LiveView:
         self._gauges.update(metrics)
         if "rollout/success_share" in metrics:
             self._success.append(metrics["rollout/success_share"])
-        self._note = "training"
-        if self._live is None:
-            self._console.print(self._line())
+        self._note, self._noted_s = "training", self._clock()
+        self._say(self._line(), shown="training")
 
     def evaluated(self, version: int, mean: float | None, low: float, high: float) -> None:
         """Show a finished evaluation with its 95 % interval; the mean is None without an episode."""
         text = "unknown" if mean is None else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
         self._evaluation.append((version, text))
-        if self._live is None:
-            self._console.print(
-                f"[{format_duration(self._clock() - self._started)}] test rollout of version "
-                f"{version}: greedy success {text}"
-            )
+        self._say(f"test rollout of version {version}: greedy success {text}", shown=self._shown)
+
+    def _say(self, text: str, *, shown: str | None = None) -> None:
+        """Log a line, and print it where there is no panel, which shows `shown` below.
+
+        Whoever read the output may be gone (a closed terminal, `| head`): the run goes on.
+        """
+        self._said_s = self._clock()
+        self._shown = text if shown is None else shown
+        logger.info(text)
+        if self._live is None and not self._is_unread:
+            try:
+                elapsed = format_duration(self._said_s - self._started)
+                self._console.print(f"[{elapsed}] {text}")
+            except (OSError, ValueError, SystemExit):  # rich's own answer to a closed pipe
+                self._is_unread = True
 
     def _line(self) -> str:
         g = self._gauges.get
         return (
-            f"[{format_duration(self._clock() - self._started)}] "
             f"version {g('weights/version', 0):.0f}  "
             f"success {g('rollout/success_share', 0):.2f}  "
-            f"{g('rollout/episodes_per_s', 0):.1f} episodes/s  "
+            f"trained on {g('rollout/trained_total', 0):.0f} of "
+            f"{g('rollout/episodes_total', 0):.0f} episodes "
+            f"({g('rollout/trained_share', 0):.0%}, {g('rollout/episodes_per_s', 0):.1f}/s run)  "
             f"staleness {g('off_policyness/mean', 0):.2f} (max {g('off_policyness/max', 0):.0f})  "
             f"clip {g('clip/fraction', 0):.3f}  entropy {g('policy/entropy', 0):.2f}  "
             f"window {1e3 * g('publish/window_s', 0):.0f} ms  "
@@ -125,8 +161,8 @@ class LiveView:
             table.add_column()
         rows = [
             ("weight version", f"{g('weights/version', 0):.0f}",
-             "episodes", f"{g('rollout/episodes_total', 0):.0f}"),
-            ("episodes/s", f"{g('rollout/episodes_per_s', 0):.1f}",
+             "trained on / run", f"{g('rollout/trained_total', 0):.0f} / {g('rollout/episodes_total', 0):.0f}"),
+            ("episodes/s run", f"{g('rollout/episodes_per_s', 0):.1f}",
              "success (train)", f"{g('rollout/success_share', 0):.3f}"),
             ("staleness mean / max", f"{g('off_policyness/mean', 0):.2f} / {g('off_policyness/max', 0):.0f}",
              "queue (episodes)", f"{g('rollout/ready_episodes', 0):.0f}"),
@@ -153,7 +189,7 @@ class LiveView:
         for version, text in self._evaluation[-3:]:
             body.add_row(Text(f"test rollout v{version}: {text}", "cyan"))
         elapsed = format_duration(self._clock() - self._started)
-        return Panel(body, title=f"webrl  {self._title}", subtitle=f"{elapsed}  {self._note}")
+        return Panel(body, title=f"webrl  {self._title}", subtitle=f"{elapsed}  {self._shown}")
 
     def _binding(self) -> str:
         return "slots" if self._gauges.get("staleness/bound_binds", 0.0) < 0.5 else "staleness"

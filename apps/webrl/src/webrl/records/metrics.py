@@ -9,9 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import os
 import secrets
 import threading
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from webrl.errors import ConfigError, Problem
+from webrl.records.lines import LineFile
 
 logger = logging.getLogger(__name__)
 
@@ -60,21 +59,6 @@ PIXEL_TOTALS = frozenset(
 """Those of the pixel store."""
 
 _EXTRAS = {"wandb": "wandb", "trackio": "trackio"}
-
-
-def drop_later_lines(path: Path, last: int, key: str = "step") -> None:
-    """Leave in a JSON-lines file the whole lines whose `key` is at most `last`; it appears by rename.
-
-    Args:
-        path: The file; a torn last line is dropped too.
-        last: The last step, or whatever the key counts, to keep.
-    """
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
-    with path.open("rb") as file, draft.open("wb") as kept:
-        kept.writelines(
-            line for line in file if line.endswith(b"\n") and json.loads(line)[key] <= last
-        )
-    draft.rename(path)
 
 
 def is_total(key: str) -> bool:
@@ -122,23 +106,16 @@ class JsonLinesSink:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self._path = path
-        self._file = path.open("a", encoding="utf-8")
+        self._file = LineFile(path)
         self._clock = clock
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Write one line; non-finite values become null, as JSON has none."""
-        finite = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
-        self._file.write(json.dumps({"step": step, "time_s": self._clock(), **finite}) + "\n")
-        self._file.flush()
+        self._file.append({"step": step, "time_s": self._clock(), **metrics})
 
     def rewind(self, step: int) -> None:
         """Drop the lines of later steps."""
-        self._file.close()
-        try:
-            drop_later_lines(self._path, step)
-        finally:
-            self._file = self._path.open("a", encoding="utf-8")
+        self._file.rewind(step)
 
     def close(self) -> None:
         """Close the file."""

@@ -4,20 +4,31 @@ Invariants:
     * a resume continues from a checkpoint that is whole: progress and task order are stored inside
       of the trainer's own checkpoint, so they can't be of another moment;
     * after a resume nothing is running and nothing is queued: groups that were handed out and not
-      trained on are handed out again.
+      trained on are handed out again;
+    * one process at a time runs in a folder.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from awrl_trainer import latest_complete_checkpoint
 
+from webrl.errors import PreflightError, RunFailedError
 from webrl.rollout.task_stream import TaskStream, TaskStreamState
 from webrl.training.step_loop import Progress
+
+CONFIG_FILE = "config.toml"
+"""Name of the resolved configuration within a run's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,21 @@ class RunFolders:
     def policies(self) -> Path:
         """Return the folder of policy snapshots (evaluation, use elsewhere)."""
         return self.root / "checkpoints" / "policy"
+
+    def newest_checkpoint(self) -> Path:
+        """Return the newest complete checkpoint.
+
+        Raises:
+            RunFailedError: There is none.
+        """
+        path = latest_complete_checkpoint(self.state)
+        if path is None:
+            raise RunFailedError(
+                f"--resume must find a complete checkpoint below {str(self.state)!r}, got none. "
+                f"The run ended before its first save: start a new one with --config "
+                f"{self.config} run_dir=NEW."
+            )
+        return path
 
     @property
     def published(self) -> Path:
@@ -63,6 +89,89 @@ class RunFolders:
     def evaluations(self) -> Path:
         """Return the file of evaluation results."""
         return self.root / "evaluations.jsonl"
+
+    @property
+    def config(self) -> Path:
+        """Return the file with the resolved configuration."""
+        return self.root / CONFIG_FILE
+
+    @property
+    def log(self) -> Path:
+        """Return the log of the controller."""
+        return self.root / "run.log"
+
+    @property
+    def end(self) -> Path:
+        """Return the file that a run writes when it has reached its end."""
+        return self.root / "end.json"
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Make the folder, and keep every other process from running in it.
+
+        Raises:
+            PreflightError: It is in use, or can not be written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = (self.root / ".lock").open("a+")
+        except OSError as error:
+            raise PreflightError(
+                f"run_dir must be a folder that can be written, got {str(self.root)!r}: "
+                f"{error.strerror}. Set run_dir to another one."
+            ) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                lock.seek(0)
+                raise PreflightError(
+                    f"run_dir must not be in use, got {str(self.root)!r}, where {lock.read()} is "
+                    "running. Wait for its end, or end it with Ctrl-C."
+                ) from error
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+            lock.flush()
+            yield
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run has reached its end, its last evaluation included."""
+
+    version: int
+    """Published updates."""
+    time_limit_s: float | None
+    """The limit that it reached; None where it made all of its updates."""
+
+
+def write_end(folders: RunFolders, end: RunEnd) -> None:
+    """Note that the run has reached its end."""
+    write_whole(folders.end, msgspec.json.encode(end))
+
+
+def read_end(folders: RunFolders) -> RunEnd | None:
+    """Return the end that the run has reached, None while it has not."""
+    try:
+        return msgspec.json.decode(folders.end.read_bytes(), type=RunEnd)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that appears whole, or stays as it was.
+
+    Raises:
+        PreflightError: The disk refuses it.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise PreflightError(
+            f"{str(path)!r} must be writable, got: {error.strerror}. Free space, or set run_dir."
+        ) from error
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from awrl_rollout import (
     EpisodeRecord,
@@ -33,7 +34,8 @@ from awrl_rollout import (
 )
 
 from webrl.cluster.scheduler import WorkerHandle, call_worker
-from webrl.errors import EngineCallError
+from webrl.errors import EngineCallError, RunFailedError
+from webrl.rollout.trajectory import Trajectory
 from webrl.rollout.worker import RolloutWorker
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,15 @@ CALL_DEADLINE_S = 60.0
 
 STATISTICS_DEADLINE_S = 10.0
 """Looking at a worker's slots; a busy laptop answers within a second."""
+
+LAST_GROUPS = 200
+"""Groups that a sentence about the last ones counts."""
+
+NAMED_TASKS = 5
+"""Tasks that an error names."""
+
+Verdict: TypeAlias = Literal["all failed", "all succeeded", "useful"]
+"""What a group's rewards are worth: equal ones carry no gradient."""
 
 
 class GroupStream(Protocol):
@@ -65,32 +76,79 @@ class GroupFilter:
     Args:
         stream: Notified of every group that is over.
         on_group: Given the members of each complete group, before it is judged.
+        most_useless: Groups in a row without a gradient after which there is no hope of a batch;
+            None never gives up.
+        on_hopeless: Called then, once.
     """
 
     def __init__(
         self,
         stream: GroupStream,
         on_group: Callable[[Sequence[EpisodeRecord]], None] = lambda records: None,
+        *,
+        most_useless: int | None = None,
+        on_hopeless: Callable[[], None] = lambda: None,
     ) -> None:
         self._stream = stream
         self._on_group = on_group
+        self._most_useless = most_useless
+        self._on_hopeless = on_hopeless
         self._dropped: dict[str, None] = {}
-        self._seen = (0, 0, 0, 0)
-        self.num_groups = 0
-        self.num_zero_variance = 0
-        self.num_success = 0
+        self._last: deque[tuple[Verdict, str]] = deque(maxlen=LAST_GROUPS)
+        self._num_useless = 0
+        self._counts: Counter[str] = Counter()
+        self._seen: Counter[str] = Counter()
         self.num_episodes = 0
+        self.num_success = 0
 
     def accept(self, records: Sequence[EpisodeRecord]) -> str | None:
         """Return why a complete group is rejected, None to accept it."""
         self._on_group(records)
         rewards = [record.reward for record in records if record.reward is not None]
-        self.num_groups += 1
+        if not rewards:
+            return "no member ended with a reward"
+        verdict = verdict_on(rewards)
         self.num_episodes += len(rewards)
-        self.num_success += sum(reward > 0 for reward in rewards)
-        reason = zero_variance_reason(rewards)
-        self.num_zero_variance += reason is not None
-        return reason
+        successes = sum(reward > 0 for reward in rewards)
+        self.num_success += successes
+        self._counts.update(groups=1, episodes=len(rewards), successes=successes)
+        self._counts[verdict] += 1
+        self._last.append((verdict, _task_of(records)))
+        if verdict == "useful":
+            self._num_useless = 0
+            return None
+        self._num_useless += 1
+        if self._num_useless == self._most_useless:
+            self._on_hopeless()
+        return "zero_variance"
+
+    def describe(self) -> str:
+        """Return what the last groups were."""
+        if not self._last:
+            return "no group has ended yet"
+        counts = Counter(verdict for verdict, _ in self._last)
+        return (
+            f"of the last {len(self._last)} groups {counts['all failed']} all failed, "
+            f"{counts['all succeeded']} all succeeded, {counts['useful']} useful"
+        )
+
+    def check(self) -> None:
+        """Raise when so many groups in a row carried no gradient that there is no hope.
+
+        Raises:
+            RunFailedError: It names the tasks, and what to change.
+        """
+        if self._most_useless is None or self._num_useless < self._most_useless:
+            return
+        names = Counter(task for _, task in self._last).most_common(NAMED_TASKS + 1)
+        listed = ", ".join(repr(task) for task, _ in names[:NAMED_TASKS])
+        raise RunFailedError(
+            f"a group must have different rewards to be trained on, got {self._num_useless} groups "
+            f"in a row without: {self.describe()}. They are of {listed}"
+            f"{' and others' if len(names) > NAMED_TASKS else ''}. Where all fail, give easier tasks, "
+            "more max_steps, a better policy.path or a graded reward; where all succeed, give harder "
+            "tasks. To wait longer, raise rollout.max_useless_groups."
+        )
 
     def accept_round(self, records: Sequence[EpisodeRecord]) -> list[GroupResult]:
         """Return the accepted groups of a whole round; the others are dropped."""
@@ -138,31 +196,37 @@ class GroupFilter:
 
     def metrics(self, seconds: float) -> dict[str, float]:
         """Return what was counted since the last call, which was so long ago."""
-        now = (self.num_groups, self.num_zero_variance, self.num_success, self.num_episodes)
-        groups, zero, success, episodes = (a - b for a, b in zip(now, self._seen, strict=True))
-        self._seen = now
+        now = self._counts - self._seen
+        self._seen = self._counts.copy()
+        groups, episodes = now["groups"], now["episodes"]
         shares: dict[str, float] = {}
         # A batch that was all in the queue saw no group end: that is no success share of 0.
-        if episodes:
-            shares["rollout/success_share"] = success / episodes
         if groups:
-            shares["rollout/zero_variance_share"] = zero / groups
+            shares["rollout/success_share"] = now["successes"] / episodes
+            shares["rollout/zero_variance_share"] = 1.0 - now["useful"] / groups
         return {
             **shares,
+            "rollout/all_failed_groups": float(now["all failed"]),
+            "rollout/all_succeeded_groups": float(now["all succeeded"]),
             "rollout/episodes_per_s": episodes / seconds if seconds > 0 else 0.0,
             "rollout/episodes_total": float(self.num_episodes),
         }
 
 
-def zero_variance_reason(rewards: Sequence[float]) -> str | None:
-    """Return why a group carries no gradient, or None when it does.
+def verdict_on(rewards: Sequence[float]) -> Verdict:
+    """Return what a group's rewards are worth.
 
     Args:
-        rewards: Rewards of the members that ended with one.
+        rewards: Rewards of the members that ended with one, of which there are some.
     """
-    if not rewards:
-        return "no member ended with a reward"
-    return "zero_variance" if max(rewards) == min(rewards) else None
+    if max(rewards) != min(rewards):
+        return "useful"
+    return "all succeeded" if rewards[0] > 0 else "all failed"
+
+
+def _task_of(records: Sequence[EpisodeRecord]) -> str:
+    payload = records[0].payload if records else None
+    return payload.task if isinstance(payload, Trajectory) else "a task"
 
 
 class EverlastingRollouts:
@@ -201,6 +265,11 @@ class EverlastingRollouts:
     def take_dropped(self) -> list[str]:
         """Return the episodes that ended up in no batch, each once."""
         return self._filter.take_dropped()
+
+    def describe(self) -> str:
+        """Return how far the next batch is, and what the last groups were."""
+        ready = self._controller.statistics().num_ready_episodes
+        return f"{ready} episodes are ready, {self._filter.describe()}"
 
     async def metrics(self, seconds: float) -> dict[str, float]:
         """Return the figures of controller and filter, and the slots' idle share."""
@@ -369,6 +438,10 @@ class SynchronousRollouts:
     def take_dropped(self) -> list[str]:
         """Return the episodes that ended up in no batch, each once."""
         return self._filter.take_dropped()
+
+    def describe(self) -> str:
+        """Return what the last groups were."""
+        return self._filter.describe()
 
     async def metrics(self, seconds: float) -> dict[str, float]:
         """Return the figures of the rounds since the last call, and those of the filter."""

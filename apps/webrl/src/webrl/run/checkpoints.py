@@ -8,16 +8,16 @@ Invariant: nothing here runs inside of the weight-update window, and each versio
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from awrl_pixelstore import PixelNotFound, PixelStoreClient, PixelStoreError
 from awrl_rollout import EpisodeRecord
-from awrl_trainer import TrainRow, latest_complete_checkpoint
+from awrl_trainer import TrainRow
 
-from webrl.errors import RunFailedError
 from webrl.records.episodes import BatchLog, EpisodeLog, write_sample
-from webrl.records.metrics import drop_later_lines
+from webrl.records.lines import LineFile
 from webrl.records.run_folder import RunFolders, pack_state, unpack_state
 from webrl.rollout.task_stream import TaskStream
 from webrl.training.ranks import TrainerRanks
@@ -36,6 +36,8 @@ class Recorder:
         ranks: Write and load checkpoints.
         pixels: Where the screenshots of samples are.
         keep: Checkpoints that stay.
+        save_every: Versions between two of them.
+        save_every_s: Longest time without one while there are updates, in seconds; None for no limit.
         sample_every: One group in so many is kept whole.
     """
 
@@ -47,17 +49,24 @@ class Recorder:
         pixels: PixelStoreClient,
         *,
         keep: int,
+        save_every: int,
+        save_every_s: float | None,
         sample_every: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folders = folders
         self._stream = stream
         self._ranks = ranks
         self._pixels = pixels
         self._keep = keep
+        self._save_every = save_every
+        self._save_every_s = save_every_s
+        self._clock = clock
         self._sample_every = sample_every
         self._episodes = EpisodeLog(folders.root / "episodes.jsonl")
         self._batches = BatchLog(folders.root / "batches.jsonl")
-        self._saved = -1
+        self._saved = 0
+        self._saved_s: float | None = None
         self._num_groups = 0
 
     def close(self) -> None:
@@ -93,13 +102,26 @@ class Recorder:
         except PixelStoreError as error:
             logger.info("sample of %s without screenshots: %s", member.episode_id, error)
             images = {}
-        write_sample(
-            self._folders.samples,
-            member.episode_id,
-            member.trajectory,
-            {key: data for key, data in images.items() if isinstance(data, bytes)},
-            {"advantage": advantage, "group_id": member.group_id},
-        )
+        data = {key: data for key, data in images.items() if isinstance(data, bytes)}
+        facts = {"advantage": advantage, "group_id": member.group_id}
+        try:
+            write_sample(self._folders.samples, member.episode_id, member.trajectory, data, facts)
+        except OSError as error:
+            logger.warning("sample of %s is not kept: %s", member.episode_id, error)
+
+    @property
+    def num_refused_lines(self) -> int:
+        """Lines of the logs that the disk refused."""
+        return self._episodes.num_refused + self._batches.num_refused
+
+    def is_due(self, progress: Progress) -> bool:
+        """Return whether it is time to save: after the first update, then by versions and by time."""
+        if progress.version == self._saved:
+            return False
+        if self._saved_s is None or progress.version % self._save_every == 0:
+            return True
+        limit_s = self._save_every_s
+        return limit_s is not None and self._clock() - self._saved_s >= limit_s
 
     async def save(self, progress: Progress) -> None:
         """Write policy snapshot and trainer state of the current version, once.
@@ -112,7 +134,10 @@ class Recorder:
         await self.write_snapshot()
         state = pack_state(progress, self._stream)
         await self._ranks.save(self._folders.state, keep=self._keep, extra=state)
-        self._saved = progress.version
+        self._note_saved(progress)
+
+    def _note_saved(self, progress: Progress) -> None:
+        self._saved, self._saved_s = progress.version, self._clock()
 
     async def write_snapshot(self) -> None:
         """Write the policy as it is now, for evaluation and for use elsewhere.
@@ -132,15 +157,10 @@ class Recorder:
         Raises:
             RunFailedError: There is none.
         """
-        path = latest_complete_checkpoint(self._folders.state)
-        if path is None:
-            raise RunFailedError(
-                f"--resume must find a complete checkpoint below {str(self._folders.state)!r}, got "
-                "none. The run ended before its first save: start a new one."
-            )
+        path = self._folders.newest_checkpoint()
         version, state = await self._ranks.load(path)
         progress, is_same_data = unpack_state(state, version, self._stream)
-        self._saved = version
+        self._note_saved(progress)
         self.forget_after(progress)
         return progress, path, is_same_data
 
@@ -149,4 +169,6 @@ class Recorder:
         self._batches.rewind(progress.num_steps)
         self._folders.forget_later_weights(progress.version)
         if self._folders.evaluations.is_file():
-            drop_later_lines(self._folders.evaluations, progress.version, "version")
+            evaluations = LineFile(self._folders.evaluations)
+            evaluations.rewind(progress.version, "version")
+            evaluations.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from webrl.config import WebRLConfig, to_toml
+from webrl.config import WebRLConfig
 from webrl.run.run import run_training
 
 WARMUP_STEPS = 1
@@ -73,14 +73,12 @@ def compare(config: WebRLConfig, console: Console) -> tuple[MeasuredMode, Measur
     figures: list[MeasuredMode] = []
     for mode, one in (("asynchronous", config), ("synchronous", synchronous_config(config))):
         run_dir = Path(config.run_dir) / mode
-        run_dir.mkdir(parents=True, exist_ok=True)
         chosen = replace(
             one,
             run_dir=str(run_dir),
             policy=replace(one.policy, path=_policy_path(config)),
             test_rollout=replace(one.test_rollout, enabled=False),
         )
-        (run_dir / "config.toml").write_text(to_toml(chosen), encoding="utf-8")
         console.print(f"-- {mode}")
         if run_training(chosen, resume=False, console=console) != 0:
             return None

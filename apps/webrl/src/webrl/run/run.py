@@ -10,9 +10,10 @@ import asyncio
 import logging
 import os
 import secrets
-import time
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+import shutil
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import torch
@@ -28,9 +29,9 @@ from awrl_staleness import StalenessManager
 from awrl_trainer import PublishError, latest_complete_checkpoint
 from rich.console import Console
 
-from webrl.cluster.ray_cluster import ray_cluster, until_signalled
-from webrl.config import WebRLConfig
-from webrl.errors import EngineCallError, RunFailedError, WorkerLostError
+from webrl.cluster.ray_cluster import ray_cluster
+from webrl.config import WebRLConfig, to_toml
+from webrl.errors import EngineCallError, RunFailedError, WebRLError, WorkerLostError
 from webrl.evaluation.manager import EvaluationManager
 from webrl.evaluation.statistics import EvaluationResult
 from webrl.launch import component_configs, run_tasks
@@ -39,7 +40,7 @@ from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
 from webrl.process_log import log_to_file
 from webrl.records.live_view import LiveView
 from webrl.records.metrics import MetricLog, continued, is_total
-from webrl.records.run_folder import RunFolders
+from webrl.records.run_folder import RunEnd, RunFolders, read_end, write_end, write_whole
 from webrl.rollout.batch_source import (
     EverlastingRollouts,
     GroupFilter,
@@ -52,6 +53,7 @@ from webrl.run.checkpoints import Recorder
 from webrl.run.server_recovery import ServerRecovery
 from webrl.run.supervisor import Supervisor, WorkerPlan
 from webrl.run.weight_updates import connect_weights
+from webrl.stop_signals import StopSignals
 from webrl.training.ranks import TrainerRanks
 from webrl.training.rows import AdvantageConfig, RowBuilder
 from webrl.training.step_loop import (
@@ -64,8 +66,8 @@ from webrl.training.step_loop import (
 
 logger = logging.getLogger(__name__)
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells use it."""
+SHOW_CURSOR = "\x1b[?25h"
+"""Undoes what the live panel did to a terminal."""
 
 POLICY_FOLDER = "policy"
 """Folder of a made policy within the run's."""
@@ -103,10 +105,29 @@ class Run:
         self._log = log
         self._is_resumed = is_resumed
         self._controller: RolloutController | None = None
-        self._deadline: float | None = None
+        self._trainer: PPOTrainer | None = None
         self._step_of_version: dict[int, int] = {}
-        self.has_started = False
+        self._stop = asyncio.Event()
+        self._is_asked = False
+        self._is_time_over = False
+        self._phase: Literal["starting", "training", "evaluating"] = "starting"
+
+    @property
+    def has_started(self) -> bool:
         """Whether training began: what fails before is not cured by starting again."""
+        return self._phase != "starting"
+
+    def ask_to_stop(self) -> bool:
+        """Finish the update at hand, save, and end; answer whether this will come to an end so."""
+        if self._phase != "training":
+            return False
+        self._is_asked = True
+        self._stop.set()
+        self._view.note(
+            "stopping: an update that has begun is finished, then all is saved; a second signal ends "
+            "at once"
+        )
+        return True
 
     async def run(self) -> Progress:
         """Start the roles, train until the configured end, save, and stop everything.
@@ -115,6 +136,20 @@ class Run:
             WorkerLostError: A trainer rank died; the newest checkpoint is where to go on.
             WebRLError: The run could not start, or had to stop.
         """
+        async with UnwrappedTaskGroup() as group:
+            telling = group.create_task(self._view.keep_telling(self._waits_for))
+            try:
+                return await self._run()
+            finally:
+                telling.cancel()
+
+    def _waits_for(self) -> str | None:
+        """Return what training waits for; None before and after it."""
+        if self._trainer is None or self._phase != "training":
+            return None
+        return self._trainer.describe()
+
+    async def _run(self) -> Progress:
         config = self._config
         async with AsyncExitStack() as stack:
             self._view.note("starting servers, trainer and browsers")
@@ -131,32 +166,61 @@ class Run:
             recovery = ServerRecovery(
                 system, weights, self._view, version=version, max_restarts=limit
             )
-            group_filter = GroupFilter(stream, recorder.note_group)
+            group_filter = GroupFilter(
+                stream,
+                recorder.note_group,
+                most_useless=config.rollout.max_useless_groups,
+                on_hopeless=self._stop.set,
+            )
             supervisor, rollouts = await self._start_rollouts(
                 system, stack, recovery, stream, group_filter, version=progress.version
             )
-            trainer = self._trainer(system, rollouts, ranks, recovery, recorder, progress)
+            trainer = self._trainer_of(system, rollouts, ranks, recovery, recorder, progress)
             evaluation = await self._start_evaluation(system, stack, recorder)
-            if config.time_limit_s is not None:
-                self._deadline = time.monotonic() + config.time_limit_s - progress.train_s
             self._view.note("training")
-            self.has_started = True
-            try:
-                await self._train(trainer, supervisor, recorder, evaluation)
-            except EngineCallError:
-                await ranks.find_dead()
-                raise
-            except RolloutError as error:
-                raise RunFailedError(
-                    f"{error}\nContinue with webrl train --resume {config.run_dir}."
-                ) from error
-            if self._controller is not None:
-                self._controller.pause_admission()
-            await recorder.save(progress)
-            if evaluation is not None:
-                self._view.note(f"evaluating version {progress.version} on the final seeds")
-                await evaluation.evaluate_last(progress.version)
+            self._trainer, self._phase = trainer, "training"
+            await self._train_and_save(trainer, ranks, supervisor, recorder, evaluation)
+            group_filter.check()
+            if not self._is_asked:
+                await self._finish(progress, evaluation)
             return progress
+
+    async def _train_and_save(
+        self,
+        trainer: PPOTrainer,
+        ranks: TrainerRanks,
+        supervisor: Supervisor,
+        recorder: Recorder,
+        evaluation: EvaluationManager | None,
+    ) -> None:
+        """Train, and save also when there are no more batches to be had.
+
+        Raises:
+            WebRLError: Training had to stop, or the disk refused what it reached.
+        """
+        failure: RolloutError | None = None
+        try:
+            await self._train(trainer, supervisor, recorder, evaluation)
+        except EngineCallError:
+            await ranks.find_dead()
+            raise
+        except RolloutError as error:
+            failure = error
+        if self._controller is not None:
+            self._controller.pause_admission()
+        self._view.note(f"saving version {trainer.progress.version}")
+        await recorder.save(trainer.progress)
+        if failure is not None:
+            raise RunFailedError(str(failure)) from failure
+
+    async def _finish(self, progress: Progress, evaluation: EvaluationManager | None) -> None:
+        """Evaluate for the last time, and note that the run has reached its end."""
+        self._phase = "evaluating"
+        if evaluation is not None:
+            self._view.note(f"evaluating version {progress.version} on the final seeds")
+            await evaluation.evaluate_last(progress.version)
+        limit_s = self._config.time_limit_s if self._is_time_over else None
+        write_end(self._folders, RunEnd(version=progress.version, time_limit_s=limit_s))
 
     def _launch(self) -> AbstractAsyncContextManager[System]:
         path = latest_complete_checkpoint(self._folders.state) if self._is_resumed else None
@@ -175,6 +239,8 @@ class Run:
             ranks,
             system.pixels,
             keep=self._config.checkpoint.keep,
+            save_every=self._config.checkpoint.save_every,
+            save_every_s=self._config.checkpoint.save_every_s,
             sample_every=self._config.logging.sample_every,
         )
 
@@ -193,23 +259,55 @@ class Run:
             metrics = continued({**metrics, **await supervisor.store_metrics()}, before)
             totals = {key: value for key, value in metrics.items() if is_total(key)}
             progress.totals = {**progress.totals, **totals}
+            metrics["rollout/trained_share"] = progress.trained_share
             self._log.log(metrics, progress.num_steps)
             self._view.step(metrics)
-            is_due = progress.version % self._config.checkpoint.save_every == 0
-            if is_due or (evaluation is not None and evaluation.takes_checkpoint()):
-                await recorder.save(progress)
+            if recorder.num_refused_lines:
+                self._view.note(
+                    f"warning: {recorder.num_refused_lines} lines of episodes.jsonl or "
+                    "batches.jsonl found no room on the disk"
+                )
+            if recorder.is_due(progress) or (evaluation and evaluation.takes_checkpoint()):
+                await self._save_or_warn(recorder, progress)
 
-        async with UnwrappedTaskGroup() as group:
-            watch = group.create_task(supervisor.watch(self._controller))
-            await keep_stepping(
-                trainer, is_over=lambda: self._is_over(trainer.progress), after_step=after_step
+        loop, limit_s = asyncio.get_running_loop(), self._config.time_limit_s
+        timer = None
+        if limit_s is not None:
+            rest_s = max(0.0, limit_s - trainer.progress.train_s)
+            timer = loop.call_later(rest_s, self._reach_time_limit)
+        try:
+            async with UnwrappedTaskGroup() as group:
+                watch = group.create_task(supervisor.watch(self._controller))
+                await keep_stepping(
+                    trainer, is_over=lambda: self._is_over(trainer.progress), after_step=after_step
+                )
+                watch.cancel()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _save_or_warn(self, recorder: Recorder, progress: Progress) -> None:
+        """Save; a disk that has no room now may have some after the next update.
+
+        Raises:
+            EngineCallError: A rank is gone, or hangs.
+        """
+        try:
+            await recorder.save(progress)
+        except EngineCallError as error:
+            if isinstance(error, WorkerLostError) or isinstance(error.__cause__, TimeoutError):
+                raise
+            logger.warning("version %d is not saved: %s", progress.version, error)
+            self._view.note(
+                f"warning: version {progress.version} is not saved; the next one will be. See run.log"
             )
-            watch.cancel()
+
+    def _reach_time_limit(self) -> None:
+        self._is_time_over = True
+        self._stop.set()
 
     def _is_over(self, progress: Progress) -> bool:
-        if progress.version >= self._config.total_steps:
-            return True
-        return self._deadline is not None and time.monotonic() >= self._deadline
+        return self._stop.is_set() or progress.version >= self._config.total_steps
 
     async def _restore(self, recorder: Recorder) -> Progress:
         """Return the counters to go on from, with everything later forgotten."""
@@ -293,7 +391,7 @@ class Run:
         if self._controller is not None:
             self._controller.notify(worker_name)
 
-    def _trainer(
+    def _trainer_of(
         self,
         system: System,
         rollouts: RolloutSource,
@@ -315,6 +413,7 @@ class Run:
                 batch_timeout_s=BATCH_DEADLINE_S,
             ),
             progress=progress,
+            stop=self._stop,
         )
 
     async def _start_evaluation(
@@ -344,39 +443,91 @@ def run_training(config: WebRLConfig, *, resume: bool, console: Console) -> int:
     """Train until the configured end.
 
     Args:
-        config: Resolved configuration.
+        config: Resolved configuration; it is written to the run's folder.
         resume: Continue from the newest checkpoint of `config.run_dir`.
         console: Where to draw.
 
     Returns:
-        0, or 130 after Ctrl-C.
+        0, or 128 and the number of the signal that ended it: 130 after Ctrl-C.
 
     Raises:
         WebRLError: The run could not start, or had to stop.
     """
     folders = RunFolders(Path(config.run_dir).resolve())
-    with log_to_file(folders.root / "run.log", config.logging.level):
-        return _run_logged(config, folders, resume=resume, console=console)
+    with folders.locked():
+        if resume:
+            folders.newest_checkpoint()
+            if (sentence := _finished(config, folders)) is not None:
+                console.print(sentence)
+                return 0
+        write_whole(folders.config, to_toml(config).encode())
+        folders.end.unlink(missing_ok=True)
+        with log_to_file(folders.log, config.logging.level):
+            return _run_logged(config, folders, resume=resume, console=console)
+
+
+def _finished(config: WebRLConfig, folders: RunFolders) -> str | None:
+    """Return the sentence about a run that has nothing left to do, None otherwise."""
+    end = read_end(folders)
+    if end is None:
+        return None
+    if end.version >= config.total_steps:
+        reached, key = f"{end.version} of {config.total_steps} updates", "total_steps"
+    elif None not in (end.time_limit_s, config.time_limit_s) and (
+        (end.time_limit_s or 0.0) >= (config.time_limit_s or 0.0)
+    ):
+        reached, key = f"time_limit_s={end.time_limit_s:g} at update {end.version}", "time_limit_s"
+    else:
+        return None
+    return f"{config.run_dir} is finished: {reached}. Raise {key} to go on."
 
 
 def _run_logged(config: WebRLConfig, folders: RunFolders, *, resume: bool, console: Console) -> int:
-    log = MetricLog.open(folders.root, config.logging.tracker, config=msgspec.to_builtins(config))
-    try:
-        with LiveView(console, title=str(config.run_dir)) as view:
-            for name in log.num_failures:
-                view.note(f"warning: {name} could not be opened, see run.log; training goes on")
-            view.note("preparing the policy")
-            policy_path = ensure_policy(config, folders.root)
-            view.note("starting Ray")
-            with ray_cluster(namespace=f"webrl-{secrets.token_hex(4)}"):
-                progress = _run_to_its_end(config, folders, policy_path, resume, view, log)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print(f"interrupted; continue with: webrl train --resume {config.run_dir}")
-        return INTERRUPTED
-    finally:
-        log.close()
+    def at_once() -> None:
+        text = f"\nended at once; {_what_is_left(config, folders)}\n"
+        with suppress(OSError):
+            os.write(2, (SHOW_CURSOR if console.is_terminal else "").encode() + text.encode())
+
+    with StopSignals(at_once) as signals:
+        values = msgspec.to_builtins(config)
+        log = MetricLog.open(folders.root, config.logging.tracker, config=values)
+        try:
+            with LiveView(console, title=str(config.run_dir)) as view:
+                for name in log.num_failures:
+                    view.note(f"warning: {name} could not be opened, see run.log; training goes on")
+                view.note("preparing the policy")
+                policy_path = ensure_policy(config, folders.root)
+                view.note("starting Ray")
+                with ray_cluster(namespace=f"webrl-{secrets.token_hex(4)}"):
+                    progress = _run_to_its_end(
+                        config, folders, policy_path, resume, view, log, signals
+                    )
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            if signals.received is None:
+                raise
+            progress = None
+        except WebRLError as error:
+            error.add_note(
+                f"Logs: {folders.log} and {folders.logs}. The run: {_what_is_left(config, folders)}."
+            )
+            raise
+        finally:
+            log.close()
+        if signals.received is not None:
+            console.print(f"interrupted; {_what_is_left(config, folders)}")
+            return signals.exit_code
+    assert progress is not None
     _describe_end(progress, folders, console)
     return 0
+
+
+def _what_is_left(config: WebRLConfig, folders: RunFolders) -> str:
+    """Return what a stopped run can go on from."""
+    newest = latest_complete_checkpoint(folders.state)
+    if newest is None:
+        return "nothing was saved yet, so there is nothing to continue"
+    version = newest.name.rpartition("_")[2]
+    return f"saved at version {version}; continue with: webrl train --resume {config.run_dir}"
 
 
 def _run_to_its_end(
@@ -386,16 +537,18 @@ def _run_to_its_end(
     resume: bool,
     view: LiveView,
     log: MetricLog,
+    signals: StopSignals,
 ) -> Progress:
     """Run; when a part is lost that can't be replaced in place, go on from the newest checkpoint."""
     num_restarts, limit = 0, config.recover.max_restarts
     while True:
         run = Run(config, folders, policy_path, view=view, log=log, is_resumed=resume)
         try:
-            return asyncio.run(until_signalled(run.run()))
+            return asyncio.run(signals.run(run.run(), run.ask_to_stop))
         except (WorkerLostError, PublishError, PixelStoreUnavailable) as error:
-            if not run.has_started or num_restarts >= limit:
-                raise
+            is_hopeless = not run.has_started or num_restarts >= limit
+            if is_hopeless or signals.received is not None:
+                raise RunFailedError(str(error)) from error
             num_restarts += 1
             logger.exception("the run starts again")
             first_line = str(error).partition("\n")[0]
@@ -416,6 +569,8 @@ def ensure_policy(config: WebRLConfig, run_dir: Path) -> Path:
     section = config.policy.init
     # A tiny model gains nothing from threads, and loses much when they wait for each other.
     torch.set_num_threads(1)
+    for left_over in run_dir.glob(f".{POLICY_FOLDER}-*"):
+        shutil.rmtree(left_over, ignore_errors=True)
     partial = folder.with_name(f".{POLICY_FOLDER}-{os.getpid()}")
     init_policy(
         partial,
@@ -435,8 +590,9 @@ def ensure_policy(config: WebRLConfig, run_dir: Path) -> Path:
 def _describe_end(progress: Progress, folders: RunFolders, console: Console) -> None:
     """Print where the results are."""
     console.print(
-        f"trained {progress.num_steps} batches of {progress.num_trained_episodes} episodes in "
-        f"{progress.train_s:.0f} s; weight version {progress.version}"
+        f"{progress.num_steps} updates in {progress.train_s:.0f} s; trained on "
+        f"{progress.num_trained_episodes} of {progress.num_finished_episodes} episodes "
+        f"({progress.trained_share:.0%}); weight version {progress.version}"
     )
     console.print(f"  metrics       {folders.root / 'metrics.jsonl'}")
     console.print(f"  evaluations   {folders.evaluations}")

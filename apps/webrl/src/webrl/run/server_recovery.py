@@ -182,7 +182,7 @@ class ServerRecovery:
         if self._num_restarts[index] >= limit:
             raise RunFailedError(
                 f"inference server {name!r} died, and recover.max_restarts = {limit} restarts are "
-                f"used up: {reason}\nContinue with webrl train --resume."
+                f"used up: {reason}"
             )
         self._num_restarts[index] += 1
         self._view.note(f"server {name} is lost; restart {self._num_restarts[index]} of {limit}")

@@ -23,13 +23,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from awrl_rollout import RolloutBatch
+from awrl_rollout import RolloutBatch, UnwrappedTaskGroup
 from awrl_trainer import PublishReport, TrainRow, UpdateResult
 
 from webrl.errors import RunFailedError
 from webrl.training.rows import PreparedBatch
 
 logger = logging.getLogger(__name__)
+
+COLLECTING = "waiting for a batch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +59,16 @@ class Progress:
     totals: Mapping[str, float] = field(default_factory=dict[str, float])
     """Figures of the newest step that count from the start of the run."""
 
+    @property
+    def num_finished_episodes(self) -> int:
+        """Return how many ended well, those of groups without a gradient included."""
+        return int(self.totals.get("rollout/episodes_total", 0))
+
+    @property
+    def trained_share(self) -> float:
+        """Return which share of the episodes that ended well was trained on."""
+        return self.num_trained_episodes / max(1, self.num_finished_episodes)
+
 
 class RolloutSource(Protocol):
     """Where batches come from."""
@@ -79,6 +91,10 @@ class RolloutSource(Protocol):
 
     async def metrics(self, seconds: float) -> dict[str, float]:
         """Return figures since the last call, which was so long ago."""
+        ...
+
+    def describe(self) -> str:
+        """Return in a few words how far the next batch is, and what the last groups were."""
         ...
 
 
@@ -137,6 +153,7 @@ class PPOTrainer:
         weights: Publishes them.
         recorder: Sees batches and updates.
         progress: Counters to go on from.
+        stop: Once set, a batch that is still awaited is given up; an update goes on to its end.
     """
 
     def __init__(
@@ -149,6 +166,7 @@ class PPOTrainer:
         recorder: StepRecorder,
         config: StepConfig,
         progress: Progress,
+        stop: asyncio.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rollouts = rollouts
@@ -158,10 +176,17 @@ class PPOTrainer:
         self._recorder = recorder
         self._config = config
         self._clock = clock
+        self._stop = stop
+        self._stage = "between two steps"
         self.progress = progress
 
-    async def step(self) -> dict[str, float]:
-        """Run one step and return its metrics.
+    def describe(self) -> str:
+        """Return what the step at hand waits for."""
+        is_collecting = self._stage == COLLECTING
+        return f"{self._stage}: {self._rollouts.describe()}" if is_collecting else self._stage
+
+    async def step(self) -> dict[str, float] | None:
+        """Run one step and return its metrics; None when it was given up before its update.
 
         Raises:
             RunFailedError: No server holds the new version.
@@ -170,19 +195,25 @@ class PPOTrainer:
         """
         clock, progress = self._clock, self.progress
         started_s = clock()
-        collected = await self._rollouts.prepare_batch(
-            self._config.batch_size, timeout_s=self._config.batch_timeout_s
-        )
+        self._stage = COLLECTING
+        collected = await self._collect()
+        if collected is None:
+            progress.train_s += clock() - started_s
+            return None
         collected_s = clock()
+        self._stage = "making rows of a batch"
         batch = await self._preparation.prepare(collected)
         await self._recorder.note_batch(batch)
         rows = [row for own in batch.rows.values() for row in own]
         prepared_s = clock()
         before = replace(progress)
+        self._stage = f"computing update {progress.version + 1}"
         async with self._weights.lock:
             updated = await self._engines.update(rows) if rows else None
             updated_s = clock()
+            self._stage = f"publishing version {progress.version + 1}"
             published = await self._publish(updated)
+        self._stage = "between two steps"
         published_s = clock()
         self._recorder.note_update(batch.rows, before)
         done = [member.episode_id for member in batch.members]
@@ -196,6 +227,7 @@ class PPOTrainer:
             **(published.as_metrics() if published else {}),
             **await self._rollouts.metrics(step_s),
             "weights/version": float(progress.version),
+            "rollout/trained_total": float(progress.num_trained_episodes),
             "rollout/lost_rows": float(batch.num_lost_rows),
             "time/collect_s": collected_s - started_s,
             "time/prepare_s": prepared_s - collected_s,
@@ -204,6 +236,23 @@ class PPOTrainer:
             "time/step_s": clock() - started_s,
             "idle/actor_share": (collected_s - started_s) / max(1e-9, clock() - started_s),
         }
+
+    async def _collect(self) -> RolloutBatch | None:
+        """Return the next batch; None when `stop` was set before it was full."""
+        async with UnwrappedTaskGroup() as group:
+            batch = group.create_task(
+                self._rollouts.prepare_batch(
+                    self._config.batch_size, timeout_s=self._config.batch_timeout_s
+                )
+            )
+            waiting = group.create_task(self._cancel_when_stopped(batch))
+            batch.add_done_callback(lambda _: waiting.cancel())
+        return None if batch.cancelled() else batch.result()
+
+    async def _cancel_when_stopped(self, batch: asyncio.Task[RolloutBatch]) -> None:
+        """Give the batch up; one that is there has left the source, and is trained on."""
+        await self._stop.wait()
+        batch.cancel()
 
     async def _publish(self, updated: UpdateResult | None) -> PublishReport | None:
         """Publish when the policy changed, else give the batch's budget back."""
@@ -228,7 +277,7 @@ async def keep_stepping(
     is_over: Callable[[], bool],
     after_step: Callable[[dict[str, float]], Awaitable[None]],
 ) -> None:
-    """Run steps until `is_over` says so, which is asked before each.
+    """Run steps until `is_over` says so, which is asked before each, or one is given up.
 
     Args:
         is_over: Whether the run has reached its end.
@@ -236,5 +285,7 @@ async def keep_stepping(
     """
     while not is_over():
         metrics = await trainer.step()
+        if metrics is None:
+            return
         await after_step(metrics)
         await asyncio.sleep(0)
