@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from playwright.async_api import BrowserContext, Page
 
 from webrl.browser.calls import Calls, quietly
+from webrl.browser.clipboard import Clipboard
 from webrl.browser.config import BrowserConfig
 from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.page import LivePage
@@ -34,7 +35,9 @@ _ADOPTION_PAUSE_S = 0.02
 
 @cache
 def _init_script() -> str:
-    return Path(__file__).with_name("select_popup.js").read_text(encoding="utf-8")
+    scripts = ("select_popup.js", "clipboard.js")
+    folder = Path(__file__).parent
+    return "\n".join((folder / name).read_text(encoding="utf-8") for name in scripts)
 
 
 class LiveContext:
@@ -52,6 +55,7 @@ class LiveContext:
         """Wrap a context; use `create`."""
         self.browser = browser
         self.num_episodes = 0
+        self.clipboard = Clipboard()
         self._context = context
         self._calls = calls
         self._tasks = tasks
@@ -185,7 +189,7 @@ class LiveContext:
         """Return the one wrapper of `page`, made when it is first heard of."""
         if page not in self._wrappers:
             self._wrappers[page] = LivePage(
-                page, self.browser, self._calls, self._tasks, self._config
+                page, self.browser, self._calls, self._tasks, self._config, self.clipboard
             )
             page.once("close", self._forget)
         return self._wrappers[page]

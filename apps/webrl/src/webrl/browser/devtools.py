@@ -160,6 +160,24 @@ class DevTools:
         """
         return (await self.call_all(session, [(method, parameters)], deadline_s=deadline_s))[0]
 
+    async def post(
+        self,
+        session: str,
+        method: str,
+        parameters: Parameters,
+        take: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Send one call and wait for nothing; `take` gets its result, should one come.
+
+        Raises:
+            BrowserFault: The browser is gone.
+        """
+        number = self._last_id = self._last_id + 1
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda done: None if done.exception() else take(done.result()))
+        self._pending[number] = _Pending(session, answer)
+        await self._send(number, session, method, parameters)
+
     async def call_all(
         self,
         session: str | None,

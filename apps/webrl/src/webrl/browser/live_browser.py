@@ -41,11 +41,13 @@ SWITCHES = (
     "--remote-debugging-port=0",
     "--disable-lcd-text",
     "--disable-quic",
+    "--disable-smooth-scrolling",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--js-flags=--max-old-space-size=1024",
 )
 """Beyond Playwright's own: a DevTools port on loopback, grey instead of coloured text edges, no way
-around the guard by UDP, and a page that fills its heap crashes at 1 GiB instead of at 4."""
+around the guard by UDP, a wheel that scrolls at once and not for a while after its episode, and a
+page that fills its heap crashes at 1 GiB instead of at 4."""
 
 _PORT_FILE = "DevToolsActivePort"
 

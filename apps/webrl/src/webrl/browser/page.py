@@ -13,11 +13,13 @@ import asyncio
 import base64
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from playwright.async_api import Dialog, Download, FileChooser, Page
 
 from webrl.browser.calls import Calls, quietly
+from webrl.browser.clipboard import TAKE, Clipboard
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import Parameters
 from webrl.browser.live_browser import LiveBrowser
@@ -33,6 +35,7 @@ _READ_WAITS_S = (0.0, 0.0, 0.05, 0.2, 0.5)
 """Before a read is tried again: a page with a bad certificate is exchanged for the browser's own
 warning some time after the navigation failed."""
 _CLEAR_TAB = "try { sessionStorage.clear(); name = ''; } catch { /* a page without an origin */ }"
+_FETCH_DEADLINE_S = 1.0
 _HARMLESS = frozenset({"invalid_action", "no_effect", "refused"})
 """Events that leave a page as it was."""
 _MOVING = (
@@ -59,9 +62,11 @@ class LivePage:
         calls: Calls,
         tasks: asyncio.TaskGroup,
         config: BrowserConfig,
+        clipboard: Clipboard,
     ) -> None:
         """Listen to a page at once, so that no event is missed; calls need `attach` first."""
         self.page = page
+        self.clipboard = clipboard
         self.target_id = ""
         self.viewport = Viewport()
         self.stays_on: str | None = None
@@ -106,12 +111,16 @@ class LivePage:
     async def send(self, calls: Sequence[tuple[str, Parameters]], deadline_s: float) -> None:
         """Send input in one go and wait until the page has it.
 
+        What was copied is asked for first, and nobody waits for the answer: a page between two
+        documents takes input and runs no script.
+
         Input that makes the page go elsewhere may stay unanswered: that is its effect, no fault.
 
         Raises:
             BrowserFault: The page or its browser failed, or the deadline was missed.
         """
         try:
+            await self._browser.devtools.post(self._session, *TAKE, self._keep_copied)
             await self._call(calls, deadline_s)
         except BrowserFault as fault:
             if not _is_moving(fault):
@@ -130,14 +139,27 @@ class LivePage:
             await self.evaluate("0")  # an input may be answered before its events, this is not
         return seen
 
-    async def evaluate(
-        self, script: str, *, park_pointer: bool = False, sees_listeners: bool = False
-    ) -> Any:
+    async def fetch_copied(self) -> None:
+        """Bring what was copied in this document to the clipboard, before it is left.
+
+        A page that does not answer has nothing to give, and what comes next will say why.
+        """
+        with suppress(BrowserFault):
+            self._keep_copied((await self._call([TAKE], _FETCH_DEADLINE_S))[0])
+
+    def _keep_copied(self, answer: dict[str, Any]) -> None:
+        self.clipboard.keep(answer["result"].get("value"))
+
+    async def prepare_paste(self) -> None:
+        """Give the document what was copied last, here or in another one of the episode."""
+        await self.fetch_copied()
+        with suppress(BrowserFault):
+            await self._call([self.clipboard.call_before_paste()], _FETCH_DEADLINE_S)
+
+    async def evaluate(self, script: str, *, sees_listeners: bool = False) -> Any:
         """Return the JSON value of a JavaScript expression, promises awaited.
 
         Args:
-            park_pointer: Whether to move the pointer into the last corner as well, so that
-                nothing shows a hover.
             sees_listeners: Whether the script may ask `getEventListeners`.
 
         Raises:
@@ -150,9 +172,6 @@ class LivePage:
             "includeCommandLineAPI": sees_listeners,
         }
         calls: list[tuple[str, Parameters]] = [("Runtime.evaluate", parameters)]
-        if park_pointer:
-            x, y = self.viewport.width - 1, self.viewport.height - 1
-            calls.append((MOUSE_EVENT, {"type": "mouseMoved", "x": x, "y": y, "button": "none"}))
         answer = (await self._read(calls, self._config.deadlines.evaluate_s))[0]
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
@@ -246,9 +265,15 @@ class LivePage:
         ]
         await self._read(calls, self._config.deadlines.evaluate_s)
 
-    async def forget_history(self) -> str:
-        """Leave no page of an earlier episode to go back to; return the address that is shown."""
-        calls = [("Page.getNavigationHistory", {}), ("Page.resetNavigationHistory", {})]
+    async def forget(self) -> str:
+        """Leave nothing to go back to, to paste or to hover; return the address that is shown."""
+        x, y = self.viewport.width - 1, self.viewport.height - 1
+        calls: list[tuple[str, Parameters]] = [
+            ("Page.getNavigationHistory", {}),
+            ("Page.resetNavigationHistory", {}),
+            TAKE,
+            (MOUSE_EVENT, {"type": "mouseMoved", "x": x, "y": y, "button": "none"}),
+        ]
         history = (await self._read(calls, self._config.deadlines.evaluate_s))[0]
         return str(history["entries"][history["currentIndex"]]["url"])
 

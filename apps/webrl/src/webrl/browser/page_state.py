@@ -53,7 +53,7 @@ async def read_goal(page: LivePage, task: Task, seed: int) -> str:
         assert task.goal is not None  # checked by Task
         return task.goal
     script = task.start_script.replace("SEED", str(int(seed)))
-    found = await page.evaluate(script, park_pointer=task.reset == "keep_page")
+    found = await page.evaluate(script)
     return task.goal if task.goal is not None else _checked(found, _Start, "start").goal
 
 

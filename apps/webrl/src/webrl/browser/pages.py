@@ -170,11 +170,13 @@ class PageCache:
         if page.num_episodes and page.num_episodes % self._pool.config.collect_garbage_every == 0:
             await page.collect_garbage()
         address = self._pool.address(task)
-        has_left = page.loaded_url != address or await page.forget_history() != page.shown_url
+        is_left = page.num_episodes > 0 and await page.forget() != page.shown_url
         page.events.take()  # what came too late for the episode before
-        if task.reset == "reload" or has_left or page.events.is_disturbed:
+        is_unfit = is_left or page.loaded_url != address or page.events.is_disturbed
+        if task.reset == "reload" or is_unfit:
             await self._load(page, task)
-            page.shown_url = await page.forget_history()
+            page.shown_url = await page.forget()
+        self._kept.clipboard.clear()
         page.num_episodes += 1
         return page
 

@@ -28,6 +28,7 @@ from webrl.actions import (
     to_pixels,
 )
 from webrl.browser.calls import Calls
+from webrl.browser.clipboard import is_paste
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import Parameters
 from webrl.browser.keyboard import chord_calls, text_calls
@@ -121,6 +122,8 @@ class Performer:
         elif (calls := chord_calls(action.key)) is None:
             page.events.note("no_effect", f"there is no key {action.key!r}")
             return
+        elif is_paste(action.key):
+            await page.prepare_paste()
         for start in range(0, len(calls), _KEYS_AT_ONCE):
             await page.send(calls[start : start + _KEYS_AT_ONCE], self._config.deadlines.input_s)
 
@@ -132,6 +135,7 @@ class Performer:
         """
         if not await page.can_go_back():
             return False
+        await page.fetch_copied()
         deadline_s = self._config.deadlines.navigate_s
         call = page.page.go_back(wait_until="domcontentloaded", timeout=deadline_s * 1000)
         try:
@@ -141,6 +145,7 @@ class Performer:
         return True
 
     async def _navigate(self, page: LivePage, url: str) -> None:
+        await page.fetch_copied()
         try:
             await page.goto(url)
         except BrowserFault as fault:

@@ -6,7 +6,8 @@ Invariants:
   may pause while weights are updated; for the same reason the page's own time limit is lifted;
 * the START cover, the reward display and the click canvas never show in a screenshot: they tell
   the last reward;
-* pages whose handlers pile up when they restart in place are loaded again instead.
+* only pages known to restart in place without a trace of the episode before do so; the others are
+  loaded again.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 from webrl.errors import TaskError
 from webrl.tasks.miniwob_notes import (
     FLIGHTS,
+    IN_PLACE,
     MAX_STEPS,
-    RELOAD,
     THRESHOLD,
     UNSTEADY,
     VIEWPORTS,
@@ -45,11 +46,14 @@ START_SCRIPT = (
     " document.querySelectorAll('awrl-select-list').forEach(e => e.remove());"
     " if (document.activeElement) document.activeElement.blur();"
     " document.querySelectorAll('[data-tampered]').forEach(e => e.removeAttribute('data-tampered'));"
+    " document.body.style.cursor = '';"
     " Math.seedrandom(SEED);"
     " core.EPISODE_MAX_TIME = 1e9;"
     " core.startEpisodeReal();"
     " document.querySelectorAll('*').forEach(e => { e.scrollTop = e.scrollLeft = 0; });"
     " for (let i = 0; i < 250 && !WOB_TASK_READY; i++) await new Promise(r => setTimeout(r, 10));"
+    " await Promise.all(Array.from(document.images, e => e.decode().catch(() => 0)));"
+    " if (!document.body.style.cssText) document.body.removeAttribute('style');"
     " const goal = core.getUtterance();"
     " return {goal: typeof goal === 'string' ? goal : goal.utterance};"
     "})()"
@@ -95,7 +99,7 @@ def miniwob_task(name: str) -> Task:
         url=f"/miniwob/{name}.html" if folder == name else f"/flight/{folder}/wrapper.html",
         max_steps=MAX_STEPS.get(name, 10),
         success_threshold=THRESHOLD.get(name, 0.5),
-        reset="reload" if name in RELOAD else "keep_page",
+        reset="keep_page" if name in IN_PLACE else "reload",
         viewport=Viewport(width, height),
         is_steady=name not in UNSTEADY,
         start_script=START_SCRIPT,
