@@ -209,6 +209,8 @@ _CELLS = {
     "handler property": "<div class=t data-handles=1>handles</div>",
     "card around a link": """<div class=t data-listens=click style="width:80px;height:40px;
         text-align:center"><a class=inner href=#>in</a></div>""",
+    "entry of a list that listens": "<ul data-listens=click style=margin:0><li class=t>entry</ul>",
+    "cell of a table that listens": "<table data-listens=mousedown><tr><td class=t>cell</table>",
     "draggable": "<div class=t draggable=true>drag</div>",
     "svg link": "<svg width=60 height=30><a class=t href=#><rect width=30 height=20 /></a></svg>",
     "svg listener": "<svg width=60 height=30><circle class=t data-listens=click cx=15 cy=15 r=8 /></svg>",

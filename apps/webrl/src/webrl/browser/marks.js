@@ -13,19 +13,26 @@
   const PRESSES = ['click', 'dblclick', 'mousedown', 'mouseup', 'pointerdown', 'pointerup',
     'touchstart', 'touchend'];
   const isPointer = (e) => getComputedStyle(e).cursor === 'pointer';
-  const isListened = (e) => PRESSES.some((type) => e[`on${type}`]) ||
-    typeof getEventListeners === 'function' && PRESSES.some((type) => getEventListeners(e)[type]);
+  const isListened = (e) => {
+    const added = typeof getEventListeners === 'function' ? getEventListeners(e) : {};
+    return PRESSES.some((type) => added[type] || e[`on${type}`]);
+  };
   const scrolls = (e) => (e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1) &&
     /auto|scroll/.test(getComputedStyle(e).overflow);
 
-  // Why an element is wanted: a `part` is one thing to a person. A `pane` scrolls, or holds another
-  // page: it needs a number where nothing in it has one. A `whole` listens for what it holds: it
-  // is one thing unless it has numbers in it and fills the page.
+  const LISTS = 'ul,ol,dl,menu,table,tbody,form,svg';
+  const isEntry = (e) => e.matches('li') && isListened(e.parentElement) ||
+    e.matches('td') && ['tbody', 'table'].some((around) => e.closest(around) && isListened(e.closest(around)));
+
+  // Why an element is wanted: a `part` is one thing to a person. A `pane` scrolls, listens for its
+  // entries, or holds another page: it needs a number where nothing in it has one. A `whole`
+  // listens for what it holds: it is one thing unless it has numbers in it and fills the page.
   const kind = (e) => {
     if (['html', 'head', 'body'].includes(e.localName)) return null;
     if (e.matches(WANTED) || isPointer(e) && !(above(e) && isPointer(above(e)))) return 'part';
-    if (e.localName === 'iframe' || e.localName === 'frame' || scrolls(e)) return 'pane';
-    return isListened(e) ? 'whole' : null;
+    if (isEntry(e)) return 'part';
+    if (['iframe', 'frame'].includes(e.localName) || scrolls(e)) return 'pane';
+    return isListened(e) ? (e.matches(LISTS) ? 'pane' : 'whole') : null;
   };
   const wanted = new Map();
   for (const [e, view] of everything()) {

@@ -4,7 +4,7 @@ const TOP = {doc: document, x: 0, y: 0, sx: 1, sy: 1,
   clip: {left: 0, top: 0, right: innerWidth, bottom: innerHeight}};
 const LATTICE = Array.from({length: 81}, (_, n) => [n % 9, Math.floor(n / 9)])
   .sort((a, b) => Math.hypot(a[0] - 4, a[1] - 4) - Math.hypot(b[0] - 4, b[1] - 4));
-let testsLeft = 10000;  // a page of covered elements costs a bounded time
+let testsLeft = 5000;  // a page of covered elements costs a bounded time
 
 // The element around `e`: of its tree as drawn, then of the document that shows its frame.
 const above = (e) => e.assignedSlot || e.parentElement || e.getRootNode().host ||
