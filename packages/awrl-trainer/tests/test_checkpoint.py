@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import random
 import resource
 import shutil
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -373,6 +375,32 @@ def test_a_keep_that_is_no_count_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match="keep must be a whole number >= 1, negative or None"):
         make_actor().save(tmp_path, keep=keep)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), KeyboardInterrupt()])
+def test_whatever_file_operation_fails_a_checkpoint_stays_and_nothing_is_left_over(
+    error: BaseException, tmp_path: Path, before_each_change: BeforeEachChange
+) -> None:
+    actor = make_actor()
+    path = actor.save(tmp_path, extra={"cursor": -1})
+    before, number, is_reached = state_of(actor), -1, True
+    expected = CheckpointError if isinstance(error, OSError) else KeyboardInterrupt
+    while is_reached:
+        number += 1
+        operations = count()
+
+        def fail(number: int = number, operations: count[int] = operations) -> None:
+            if next(operations) == number:
+                raise error
+
+        with contextlib.suppress(expected), before_each_change(fail):
+            actor.save(tmp_path, extra={"cursor": number})
+        is_reached = next(operations) > number
+        assert_equal(state_of(actor), before)
+        assert latest_complete_checkpoint(tmp_path) is not None
+    assert number > 20
+    actor.save(tmp_path, extra={"cursor": "whole"})
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @contextmanager

@@ -138,6 +138,22 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         read_trace(tmp_path, SimulationModel())
 
 
+def test_torn_lines_of_a_run_are_left_out(run: Path) -> None:
+    whole = read_trace(run, SimulationModel())
+    for name in ("episodes.jsonl", "metrics.jsonl"):
+        lines = (run / name).read_text().splitlines(keepends=True)
+        torn = [lines[0], lines[0][:9] + lines[1], *lines[1:], lines[0][:20]]
+        (run / name).write_text("".join(torn))
+    assert read_trace(run, SimulationModel()).steps == whole.steps
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "null", '{"members": [{}], "group_id": "0"}'])
+def test_a_run_of_another_release_is_refused(line: str, run: Path) -> None:
+    (run / "episodes.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ConfigError, match="--trace must be a run that this release wrote"):
+        read_trace(run, SimulationModel())
+
+
 def test_settings_win_over_what_the_configuration_says() -> None:
     config = load_config("webgym_48_16").config
     model = resolve_assumptions(config, ["server.max_running=7"], None).model

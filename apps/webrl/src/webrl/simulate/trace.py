@@ -7,7 +7,9 @@ groups after that; the time of a request is the recorded one whatever else runs 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,8 @@ from awrl_rollout import EpisodeRequest
 from webrl.errors import ConfigError
 from webrl.simulate.model import SimulationModel
 from webrl.simulate.plans import EpisodePlan
+
+logger = logging.getLogger(__name__)
 
 _UNLIMITED = 1_000_000
 """Requests at once on a server whose recorded times hold its queueing already."""
@@ -98,8 +102,18 @@ def read_trace(run: Path, base: SimulationModel) -> RunTrace:
         base: What the run does not tell.
 
     Raises:
-        ConfigError: The folder holds no finished group or no two steps.
+        ConfigError: The folder holds no finished group or no two steps, or those of another release.
     """
+    try:
+        return _trace(run, base)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(
+            f"--trace must be a run that this release wrote, got lines in {str(run)!r} that lack "
+            f"what it needs ({type(error).__name__}: {error}). Record it anew."
+        ) from error
+
+
+def _trace(run: Path, base: SimulationModel) -> RunTrace:
     groups = [group for group in _lines(run / "episodes.jsonl") if group["members"]]
     steps = [line for line in _lines(run / "metrics.jsonl") if "eval/success" not in line]
     if not groups or len(steps) < 2:
@@ -119,12 +133,20 @@ def read_trace(run: Path, base: SimulationModel) -> RunTrace:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return what the lines hold; one that a kill or a full disk has torn is left out."""
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except FileNotFoundError as error:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
         raise ConfigError(
             f"--trace must be the folder of a run, got no {str(path)!r}. Give runs/NAME."
         ) from error
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    if len(found) < len(lines):
+        logger.warning("%s: %d torn lines are left out", path, len(lines) - len(found))
+    return found
 
 
 def _uncensored(groups: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

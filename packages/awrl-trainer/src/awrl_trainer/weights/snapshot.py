@@ -70,12 +70,12 @@ class SnapshotWriter:
             with new_folder(target) as hidden:
                 self._copy_base(hidden)
                 _write_shards(named_tensors, hidden, self._shard_bytes)
+            remove_old(target, self._keep)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"snapshot of version {version} must be writable below {str(self.root)!r}, got:"
                 f" {error}. Free space or choose another directory."
             ) from error
-        remove_old(target, self._keep)
         return target
 
     def _copy_base(self, hidden: Path) -> None:
