@@ -17,6 +17,7 @@ from awrl_trainer import folders
 from awrl_trainer.folders import (
     COMPLETE_MARK,
     complete_checkpoints,
+    incomplete_checkpoints,
     latest_complete_checkpoint,
     mark_complete,
     new_folder,
@@ -206,3 +207,15 @@ def test_a_lack_and_a_damage_are_named(tmp_path: Path) -> None:
     assert why_incomplete(path) == "weights has 2 bytes instead of 3"
     (path / "weights").unlink()
     assert why_incomplete(path) == "no file weights"
+
+
+def test_what_was_left_out_behind_the_newest_complete_one_is_told(tmp_path: Path) -> None:
+    for version in (1, 2, 3, 4):
+        write(tmp_path, version, "abc")
+    for version in (1, 3, 4):
+        (tmp_path / f"version_{version}" / "weights").unlink()
+    assert incomplete_checkpoints(tmp_path) == {
+        tmp_path / "version_4": "no file weights",
+        tmp_path / "version_3": "no file weights",
+    }
+    assert incomplete_checkpoints(tmp_path / "none") == {}

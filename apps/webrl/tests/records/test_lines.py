@@ -60,3 +60,14 @@ def test_later_steps_are_forgotten(tmp_path: Path) -> None:
     file.append({"step": 2})
     file.close()
     assert lines_of(tmp_path / "x.jsonl") == [1, 2]
+
+
+def test_damaged_lines_are_left_out_when_later_steps_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    damaged = [b'{"step": 2, "tex{"step": 3}', b"[]", b"null", b'{"other": 1}', b'{"step": "x"}']
+    path.write_bytes(b"\n".join([b'{"step": 1}', *damaged, b'{"step": 2}', b'{"step": 4}', b""]))
+    file = LineFile(path)
+    file.rewind(3)
+    file.close()
+    assert lines_of(path) == [1, 2]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.jsonl"]

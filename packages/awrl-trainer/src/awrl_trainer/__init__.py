@@ -8,7 +8,7 @@ from awrl_trainer.actor import FSDPActor
 from awrl_trainer.collate import collate_model_inputs, collate_text
 from awrl_trainer.config import ActorConfig, LossConfig, OptimizerConfig
 from awrl_trainer.errors import BatchError, CheckpointError, PublishError
-from awrl_trainer.folders import latest_complete_checkpoint, new_folder
+from awrl_trainer.folders import incomplete_checkpoints, latest_complete_checkpoint, new_folder
 from awrl_trainer.rows import Batch, TrainRow
 from awrl_trainer.update import UpdateResult
 from awrl_trainer.weights.config import PublisherConfig, PublishReport
@@ -48,6 +48,7 @@ __all__ = [
     "WeightSource",
     "collate_model_inputs",
     "collate_text",
+    "incomplete_checkpoints",
     "latest_complete_checkpoint",
     "new_folder",
     "open_store",

@@ -75,11 +75,22 @@ def complete_checkpoints(root: Path | str) -> list[Path]:
     Args:
         root: The directory; a missing one holds none.
     """
-    root = Path(root)
-    if not root.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.match(path.name))]
-    return [path for _, path in sorted(found) if is_complete(path)]
+    return [path for path in _numbered(Path(root)) if is_complete(path)]
+
+
+def incomplete_checkpoints(root: Path | str) -> dict[Path, str]:
+    """Return what each incomplete checkpoint behind the newest complete one lacks.
+
+    Args:
+        root: The directory; a missing one holds none.
+    """
+    lacks: dict[Path, str] = {}
+    for path in reversed(_numbered(Path(root))):
+        lack = why_incomplete(path)
+        if lack is None:
+            break
+        lacks[path] = lack
+    return lacks
 
 
 def latest_complete_checkpoint(root: Path | str) -> Path | None:
@@ -169,6 +180,13 @@ def remove_old(written: Path, keep: int | None) -> None:
 
 def _checksum(path: Path) -> int:
     return zlib.crc32(path.read_bytes())
+
+
+def _numbered(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.match(path.name))]
+    return [path for _, path in sorted(found)]
 
 
 def _put(hidden: Path, target: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,12 +49,13 @@ class LineFile:
             self._truncate(self._size)
 
     def rewind(self, last: int, key: str = "step") -> None:
-        """Leave the lines whose `key` is at most `last`; the file appears by rename."""
-        draft = self.path.with_name(f".{self.path.name}-{os.getpid()}")
+        """Leave the lines whose `key` is at most `last`; the file appears by rename.
+
+        A line that something else has damaged is left out.
+        """
+        draft = self.path.with_name(f".{self.path.name}.draft")
         with self.path.open("rb") as file, draft.open("wb") as kept:
-            kept.writelines(
-                line for line in file if line.endswith(b"\n") and json.loads(line)[key] <= last
-            )
+            kept.writelines(line for line in file if _number(line, key) <= last)
         draft.rename(self.path)
         self.close()
         self._open()
@@ -69,6 +71,14 @@ class LineFile:
     def _truncate(self, size: int) -> None:
         os.ftruncate(self._file, size)
         self._size = size
+
+
+def _number(line: bytes, key: str) -> float:
+    """Return a line's number, infinity for half a line and for what is none."""
+    try:
+        return float(json.loads(line)[key]) if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def _end_of_last_line(path: Path) -> int:

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import socket
@@ -21,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from awrl_trainer import latest_complete_checkpoint
+from awrl_trainer import incomplete_checkpoints, latest_complete_checkpoint
 
 from webrl.errors import PreflightError, RunFailedError
 from webrl.rollout.task_stream import TaskStream, TaskStreamState
 from webrl.training.step_loop import Progress
+
+logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.toml"
 """Name of the resolved configuration within a run's folder."""
@@ -55,12 +58,18 @@ class RunFolders:
             RunFailedError: There is none.
         """
         path = latest_complete_checkpoint(self.state)
+        lacks = [
+            f"{path.name}: {lack}" for path, lack in incomplete_checkpoints(self.state).items()
+        ]
+        left_out = f" but incomplete ones ({', '.join(lacks)})" if lacks else ""
         if path is None:
             raise RunFailedError(
-                f"--resume must find a complete checkpoint below {str(self.state)!r}, got none. "
-                f"The run ended before its first save: start a new one with --config "
+                f"--resume must find a complete checkpoint below {str(self.state)!r}, got none"
+                f"{left_out}. The run ended before its first save: start a new one with --config "
                 f"{self.config} run_dir=NEW."
             )
+        if lacks:
+            logger.warning("%s is the newest complete checkpoint; left out: %s", path, lacks)
         return path
 
     @property
@@ -82,8 +91,9 @@ class RunFolders:
         """Remove weights of versions that a run which goes on at `version` computes anew."""
         shutil.rmtree(self.published, ignore_errors=True)
         for folder in self.policies.glob("version_*"):
-            if int(folder.name.removeprefix("version_")) > version:
-                shutil.rmtree(folder)
+            number = folder.name.removeprefix("version_")
+            if number.isdecimal() and int(number) > version:
+                shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def evaluations(self) -> Path:
@@ -209,8 +219,17 @@ def unpack_state(values: dict[str, Any], version: int, stream: TaskStream) -> tu
         values: What `pack_state` returned.
         version: The trainer's version in that checkpoint.
         stream: Restored in place.
+
+    Raises:
+        RunFailedError: They are not the state of a run.
     """
-    state = msgspec.convert(values, RunState)
+    try:
+        state = msgspec.convert(values, RunState)
+    except msgspec.ValidationError as error:
+        raise RunFailedError(
+            f"checkpoint must hold the state of a run, got: {error}. It is of another program or "
+            "release: start a new run, with its policy as policy.path."
+        ) from error
     is_same_data = stream.restore(state.stream)
     progress = Progress(
         version=version,

@@ -8,14 +8,16 @@ Invariant: nothing here runs inside of the weight-update window, and each versio
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from awrl_pixelstore import PixelNotFound, PixelStoreClient, PixelStoreError
 from awrl_rollout import EpisodeRecord
-from awrl_trainer import TrainRow
+from awrl_trainer import CheckpointError, TrainRow
 
+from webrl.errors import EngineCallError, RunFailedError
 from webrl.records.episodes import BatchLog, EpisodeLog, write_sample
 from webrl.records.lines import LineFile
 from webrl.records.run_folder import RunFolders, pack_state, unpack_state
@@ -65,6 +67,8 @@ class Recorder:
         self._sample_every = sample_every
         self._episodes = EpisodeLog(folders.root / "episodes.jsonl")
         self._batches = BatchLog(folders.root / "batches.jsonl")
+        for left_over in folders.samples.glob("*.partial"):
+            shutil.rmtree(left_over, ignore_errors=True)
         self._saved = 0
         self._saved_s: float | None = None
         self._num_groups = 0
@@ -155,10 +159,15 @@ class Recorder:
             starts anew when tasks or seeds changed.
 
         Raises:
-            RunFailedError: There is none.
+            RunFailedError: There is none, or it can't be loaded.
         """
         path = self._folders.newest_checkpoint()
-        version, state = await self._ranks.load(path)
+        try:
+            version, state = await self._ranks.load(path)
+        except EngineCallError as error:
+            if isinstance(cause := getattr(error.__cause__, "cause", None), CheckpointError):
+                raise RunFailedError(f"--resume can not go on: {cause}") from error
+            raise
         progress, is_same_data = unpack_state(state, version, self._stream)
         self._note_saved(progress)
         self.forget_after(progress)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import secrets
-import shutil
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
 from typing import Literal
@@ -26,7 +25,7 @@ from awrl_rollout import (
     UnwrappedTaskGroup,
 )
 from awrl_staleness import StalenessManager
-from awrl_trainer import PublishError, latest_complete_checkpoint
+from awrl_trainer import PublishError, latest_complete_checkpoint, new_folder
 from rich.console import Console
 
 from webrl.cluster.ray_cluster import ray_cluster
@@ -559,7 +558,10 @@ def _run_to_its_end(
 def ensure_policy(config: WebRLConfig, run_dir: Path) -> Path:
     """Return the folder of the starting policy, made when the configuration names none.
 
-    A made policy appears by rename: a run that was killed in mid-warm-up makes it again.
+    A made policy appears as a whole: a run that was killed in mid-warm-up makes it again.
+
+    Raises:
+        WebRLError: The disk refused a file.
     """
     if config.policy.path is not None:
         return Path(config.policy.path).resolve()
@@ -569,21 +571,16 @@ def ensure_policy(config: WebRLConfig, run_dir: Path) -> Path:
     section = config.policy.init
     # A tiny model gains nothing from threads, and loses much when they wait for each other.
     torch.set_num_threads(1)
-    for left_over in run_dir.glob(f".{POLICY_FOLDER}-*"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    partial = folder.with_name(f".{POLICY_FOLDER}-{os.getpid()}")
-    init_policy(
-        partial,
-        InitPolicyConfig(
-            seed=config.seed if section.seed is None else section.seed,
-            warmup=WarmupConfig(
-                num_updates=section.num_updates,
-                batch_size=section.batch_size,
-                learning_rate=section.lr,
-            ),
+    initial = InitPolicyConfig(
+        seed=config.seed if section.seed is None else section.seed,
+        warmup=WarmupConfig(
+            num_updates=section.num_updates,
+            batch_size=section.batch_size,
+            learning_rate=section.lr,
         ),
     )
-    partial.rename(folder)
+    with new_folder(folder, is_marked=False) as partial:
+        init_policy(partial, initial)
     return folder
 
 
