@@ -6,8 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from awrl_trainer import Batch, BatchError, TrainRow, collate_model_inputs, collate_text
+from awrl_trainer import (
+    ActorConfig,
+    Batch,
+    BatchError,
+    FSDPActor,
+    OptimizerConfig,
+    TrainRow,
+    collate_model_inputs,
+    collate_text,
+)
 from awrl_trainer.rows import check_batch, check_rows
+from awrl_trainer.testing import TinyPolicy
 
 
 class TextInputs:
@@ -53,6 +63,44 @@ def test_a_row_that_contradicts_itself_is_refused_by_name(
     """Among them: advantages where the mask belongs."""
     with pytest.raises(BatchError, match=message):
         row([1, 2], [0, 1], **changes)
+
+
+@pytest.mark.parametrize("field", ["input_ids", "loss_mask", "behavior_logprobs", "versions"])
+@pytest.mark.parametrize("kind", ["list", "tensor", "text", "number", "floats", "None"])
+def test_a_field_of_another_type_is_refused_by_name(field: str, kind: str) -> None:
+    values: dict[str, Any] = {
+        "list": [0, 1],
+        "tensor": torch.tensor([0, 1]),
+        "text": "01",
+        "number": 1,
+        "floats": np.array(["a", "b"]),
+        "None": None,
+    }
+    if field == "versions" and kind == "None":
+        return
+    with pytest.raises(BatchError, match=f"{field} of row 'r1' must be (a NumPy array|bool)"):
+        row([1, 2], [0, 1], **{field: values[kind]})
+
+
+def test_advantages_are_a_number_or_an_array() -> None:
+    assert row([1, 2], [0, 1], advantages=np.float32(1.5)).num_trainable_tokens == 1
+    for wrong in ([1.0, 2.0], None, "1", torch.ones(2)):
+        with pytest.raises(BatchError, match="advantages of row 'r1' must be a NumPy array"):
+            row([1, 2], [0, 1], advantages=wrong)
+    with pytest.raises(BatchError, match="input_ids of row 'r1' must have shape"):
+        row([1, 2], [0, 1], input_ids=np.ones((2, 1), dtype=np.int64))
+
+
+def test_a_token_id_that_the_policy_does_not_know_is_refused_with_its_row() -> None:
+    config = ActorConfig(optimizer=OptimizerConfig(lr=0.1))
+    actor = FSDPActor(TinyPolicy(vocabulary_size=32), config, collate=collate_text)
+    for ids in ([1, 32], [-1, 2]):
+        for ask in (actor.update, actor.logprobs):
+            with pytest.raises(
+                BatchError, match=r"of row 'r1' must be between 0 and 31.*got (32|-1)"
+            ):
+                ask([row([3, 4], [0, 1]), row(ids, [0, 1])])
+    assert actor.version == 0
 
 
 def test_values_at_masked_tokens_may_be_anything() -> None:

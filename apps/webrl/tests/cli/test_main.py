@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -242,6 +243,45 @@ def test_a_user_error_is_a_message_and_exit_code_two(
     assert message in captured.err
     assert "Traceback" not in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["trian"], "Did you mean 'train'?"),
+        (["train", "--config", "laptop", "--dryrun"], "Did you mean '--dry-run'?"),
+        (["train", "--confg", "laptop"], "Did you mean '--config'?"),
+        (["train", "--config", "laptop", "--total-steps=5"], "have no dashes: total_steps=value"),
+        (["tasks", "--jsn"], "Did you mean '--json'?"),
+        (["eval"], "the following arguments are required: policy\n"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_right_one(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_no_word_at_all_is_answered_with_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "init-policy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["configs"], ["configs", "laptop"], ["tasks", "click-test"]])
+def test_json_is_printed_or_written(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new" / "out.json"
+    assert main([words[0], "--json", *words[1:]]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert main([*words, "--json", str(file)]) == 0
+    assert json.loads(file.read_text()) == printed
+    assert capsys.readouterr().out == ""
+    assert main([*words, "--json", str(tmp_path / "new" / "out.json" / "x.json")]) == 2
+    assert "--json must name a file that can be written" in capsys.readouterr().err
 
 
 def test_several_problems_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:

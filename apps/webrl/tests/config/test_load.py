@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from webrl.config import load_config, packaged_configs, resolve_run_dir, to_toml
+from webrl.config import all_keys, load_config, packaged_configs, resolve_run_dir, to_toml
+from webrl.config.spelling import ALIASES
 from webrl.errors import ConfigError
 
 
@@ -103,6 +104,12 @@ def test_tasks_can_be_named_on_the_command_line() -> None:
         ("eps_clip=0.2", "eps_clip is not a key. Did you mean 'actor.eps_clip'?"),
         ("rollout.eps_clip=0.2", "Did you mean 'actor.eps_clip'?"),
         ("lr=0.2", "Did you mean 'policy.init.lr' or 'actor.optimizer.lr'?"),
+        ("rollout.eta=1", "Did you mean 'rollout.max_head_offpolicyness'?"),
+        ("model=x", "Did you mean 'policy.path' or 'judge.model'?"),
+        ("batch_size=8", "Did you mean 'rollout.consumer_batch_size' or 'policy.init.batch_size'?"),
+        ("actor.learning-rate=1", "Did you mean 'actor.optimizer.lr'?"),
+        ("Group_Size=8", "Did you mean 'gconfig.n_samples'?"),
+        ("tasks=[{name='a', steps=3}]", "Did you mean 'tasks[].max_steps'?"),
         ("rolout.x=1", "rolout is not a key. Did you mean 'rollout'?"),
         ("zzz=1", "zzz is not a key. All keys are listed in docs/configuration.md."),
         ("tasks=[{name='a', maxsteps=3}]", "tasks[0].maxsteps is not a key. Did you mean"),
@@ -125,6 +132,7 @@ def test_tasks_can_be_named_on_the_command_line() -> None:
         ("tasks=[{max_steps=3}]", "tasks[0].name must be set"),
         ("seed", "argument must be key=value, got 'seed'."),
         (".seed=1", "argument must be key=value"),
+        ("run_dir=\udcff", "argument must be text in UTF-8, got 'run_dir=\\udcff'."),
         ("rollout.max_head_offpolicyness=-1", "must be >= 0, got -1. Use 0 for synchronous RL."),
     ],
 )
@@ -132,6 +140,12 @@ def test_bad_input_is_one_message_with_key_value_rule_and_fix(override: str, mes
     text = problem_of(override)
     assert message in text
     assert len(text.splitlines()) == 1
+
+
+def test_every_word_of_the_field_leads_to_a_key() -> None:
+    assert {*ALIASES.values()} - {*all_keys(), "tasks"} == set()
+    spelled = {key.rsplit(".", 1)[-1] for key in all_keys() if "." not in key}
+    assert not spelled & set(ALIASES), "a key of the top needs no other word"
 
 
 def test_all_problems_are_reported_together() -> None:

@@ -134,7 +134,7 @@ class FSDPActor:
 
         Raises:
             BatchError: On every rank: no rows, other rows than another rank was given, a row that
-                this policy can't have sampled, one without the versions that the loss needs, two of
+                this policy can't read or can't have sampled, one without the versions that the loss needs, two of
                 one `prefix_id` that begin differently, or a `collate` that failed or answered with
                 other tokens than the rows hold. Nothing was updated, unless an optimizer step came
                 before; then the version has risen.
@@ -155,8 +155,8 @@ class FSDPActor:
             For each row float32 `[N]`.
 
         Raises:
-            BatchError: On every rank: other rows than another rank was given, or a `collate` that
-                failed.
+            BatchError: On every rank: other rows than another rank was given, one that this policy
+                can't read, or a `collate` that failed.
         """
         return self._runner.logprobs(rows, self._version)
 

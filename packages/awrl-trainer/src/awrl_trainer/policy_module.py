@@ -82,6 +82,11 @@ class PolicyModule(nn.Module):
             chunk_tokens=self._num_head_tokens,
         )
 
+    @property
+    def num_token_ids(self) -> int:
+        """Token ids that the policy knows."""
+        return int(cast("Tensor", self._head().weight).shape[0])
+
     def _hidden_states(self, kwargs: Mapping[str, Tensor]) -> Tensor:
         if self._is_split:
             return cast("SplitModel", self.model).backbone(**kwargs)

@@ -25,13 +25,20 @@ from torch import Tensor
 
 from awrl_trainer.errors import BatchError
 
+_KIND_NAMES: Mapping[type, str] = {
+    np.integer: "whole numbers",
+    np.number: "numbers",
+    object: "bool",
+}
+"""What the arrays of a row hold, by NumPy's name of the kind; a mask has a check of its own."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainRow:
     """One sequence to train on: a prompt, and the tokens that a policy sampled after it.
 
     Raises:
-        BatchError: Arrays of unequal length, a mask that is not bool, a trainable first token, or a
+        BatchError: A field that is no NumPy array of its kind, arrays of unequal length, a mask that is not bool, a trainable first token, or a
             value at a trainable position that is not finite.
     """
 
@@ -62,6 +69,7 @@ class TrainRow:
 
     def __post_init__(self) -> None:
         name = self.row_id or "unnamed"
+        self._check_types(name)
         length = len(self.input_ids)
         if self.loss_mask.dtype != np.bool_:
             raise BatchError(
@@ -69,6 +77,7 @@ class TrainRow:
                 " Build it with a comparison; advantages belong in `advantages`."
             )
         sized: dict[str, npt.NDArray[Any]] = {
+            "input_ids": self.input_ids,
             "loss_mask": self.loss_mask,
             "behavior_logprobs": self.behavior_logprobs,
         }
@@ -89,6 +98,28 @@ class TrainRow:
             )
         for what in ("behavior_logprobs", "advantages"):
             self._check_finite(what, np.asarray(getattr(self, what)), name)
+
+    def _check_types(self, name: str) -> None:
+        kinds: dict[str, type] = {
+            "input_ids": np.integer,
+            "loss_mask": object,
+            "behavior_logprobs": np.number,
+        }
+        if self.versions is not None:
+            kinds["versions"] = np.integer
+        if not isinstance(self.advantages, (int, float, np.number)):
+            kinds["advantages"] = np.number
+        for what, kind in kinds.items():
+            value = getattr(self, what)
+            if isinstance(value, np.ndarray) and (
+                kind is object or not value.size or np.issubdtype(value.dtype, kind)
+            ):
+                continue
+            got = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+            raise BatchError(
+                f"{what} of row {name!r} must be a NumPy array of {_KIND_NAMES[kind]}, got {got}."
+                " Make it with np.asarray(values, dtype=...)."
+            )
 
     def _check_finite(self, what: str, values: npt.NDArray[np.float32], name: str) -> None:
         chosen = values[self.loss_mask] if values.ndim else values
@@ -195,6 +226,21 @@ def check_rows(
                 f" {oldest}. Give each token's version, or take proximal_method 'recompute'."
             )
     _check_prefixes(rows)
+
+
+def check_token_ids(rows: Sequence[TrainRow], num_token_ids: int) -> None:
+    """Check that a policy of so many token ids can read every row.
+
+    Raises:
+        BatchError: A token id that the policy has no embedding for.
+    """
+    for row in rows:
+        wrong = row.input_ids[(row.input_ids < 0) | (row.input_ids >= num_token_ids)]
+        if wrong.size:
+            raise BatchError(
+                f"input_ids of row {row.row_id!r} must be between 0 and {num_token_ids - 1}, the"
+                f" policy's, got {int(wrong[0])}. Encode it with the tokenizer of this policy."
+            )
 
 
 def _check_prefixes(rows: Sequence[TrainRow]) -> None:

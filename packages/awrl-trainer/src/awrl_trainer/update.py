@@ -35,7 +35,7 @@ from awrl_trainer.ranks import (
     require_same_everywhere,
     run_or_fail_together,
 )
-from awrl_trainer.rows import Collate, TrainRow, check_rows
+from awrl_trainer.rows import Collate, TrainRow, check_rows, check_token_ids
 from awrl_trainer.update_plan import (
     MicroBatch,
     MiniBatch,
@@ -157,6 +157,7 @@ class UpdateRunner:
         state = repr((version, self._optimizer.num_steps, self._config, is_update))
 
         def look() -> bytes:
+            check_token_ids(rows, self._policy.num_token_ids)
             if is_update:
                 check_rows(
                     rows,

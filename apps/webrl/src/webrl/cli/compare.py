@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from datetime import datetime
 
 from rich.console import Console
 
-from webrl.cli.command import Commands
+from webrl.cli.command import (
+    STDOUT,
+    Commands,
+    add_json,
+    add_settings,
+    plain_console,
+    write_json,
+)
 from webrl.config import load_config, resolve_run_dir
 from webrl.errors import ConfigError
 from webrl.machine_check import preflight
@@ -28,7 +36,8 @@ def add_command(commands: Commands) -> None:
         ),
     )
     parser.add_argument("--config", required=True, help="packaged name or path of a TOML file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win")
+    add_json(parser)
+    add_settings(parser)
     parser.set_defaults(run=run)
 
 
@@ -51,4 +60,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     # Ray, torch and transformers take seconds to import: only a real run pays for them.
     from webrl.run.compare import compare  # noqa: PLC0415
 
-    return 0 if compare(config, console) is not None else _INTERRUPTED
+    place: str | None = arguments.json
+    figures = compare(config, plain_console(is_error=True) if place == STDOUT else console)
+    if figures is None:
+        return _INTERRUPTED
+    if place is not None:
+        write_json({mode.mode: asdict(mode) for mode in figures}, place, console)
+    return 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import tomllib
 
 from rich.console import Console
 
-from webrl.cli.command import Commands
+from webrl.cli.command import Commands, add_json, write_json
 from webrl.config import packaged_configs, reference_page
 from webrl.errors import ConfigError
 
@@ -21,6 +22,7 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument("name", nargs="?", help="configuration to print")
     parser.add_argument("--keys", action="store_true", help="describe every key, as Markdown")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -31,6 +33,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.keys:
         console.print(reference_page(), end="")
         return 0
+    if name is None and arguments.json is not None:
+        write_json(packaged, arguments.json, console)
+        return 0
     if name is None:
         width = max(len(known) for known in packaged)
         for known, text in packaged.items():
@@ -40,5 +45,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         close = difflib.get_close_matches(name, packaged, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(packaged)}."
         raise ConfigError(f"name must be a packaged configuration, got {name!r}. {hint}")
+    if arguments.json is not None:
+        write_json(tomllib.loads(packaged[name]), arguments.json, console)
+        return 0
     console.print(packaged[name].rstrip())
     return 0

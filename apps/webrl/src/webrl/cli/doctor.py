@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from rich.console import Console
 
-from webrl.cli.command import Commands
+from webrl.cli.command import Commands, add_json, write_json
 from webrl.errors import PreflightError
 from webrl.loopback import is_address
 from webrl.machine_check import Check, check_machine
@@ -35,18 +36,25 @@ def add_command(commands: Commands) -> None:
     what.add_argument("--url", help="address of an idle inference server to check instead")
     parser.add_argument("--policy", help="checkpoint folder that it serves; default: its own word")
     parser.add_argument("--dtype", choices=DTYPES, help="of its weights; default: its own word")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print one line for each check; 1 when something required is missing."""
     is_broken = False
+    found: list[Check] = []
     for check in _checks(arguments):
+        is_broken |= check.is_required and not check.is_ok
+        found.append(check)
+        if arguments.json is not None:
+            continue
         mark = "ok  " if check.is_ok else ("FAIL" if check.is_required else "note")
         console.print(f"{mark} {check.name:<13} {check.detail}")
         if not check.is_ok and check.fix:
             console.print(f"     {'':<13} fix: {check.fix}")
-        is_broken |= check.is_required and not check.is_ok
+    if arguments.json is not None:
+        write_json([asdict(check) for check in found], arguments.json, console)
     return int(is_broken)
 
 

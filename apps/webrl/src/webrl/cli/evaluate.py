@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from pathlib import Path
 
 from rich.console import Console
 
-from webrl.cli.command import Commands
+from webrl.cli.command import Commands, add_json, add_settings, write_json
 from webrl.config import load_config
 from webrl.errors import PreflightError
 from webrl.machine_check import preflight_evaluation
@@ -28,8 +27,8 @@ def add_command(commands: Commands) -> None:
     parser.add_argument("policy", type=Path, help="checkpoint folder, or a run's folder")
     parser.add_argument("--config", help="packaged name or TOML file; the run's own when left out")
     parser.add_argument("--seeds", type=int, default=_NUM_SEEDS, help="number of held-out seeds")
-    parser.add_argument("--json", action="store_true", help="print the whole result as JSON")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win")
+    add_json(parser)
+    add_settings(parser)
     parser.set_defaults(run=run)
 
 
@@ -60,8 +59,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("interrupted")
         return 130
-    if arguments.json:
-        console.print(json.dumps(msgspec.to_builtins(result)))
+    if arguments.json is not None:
+        write_json(msgspec.to_builtins(result), arguments.json, console)
         return 0
     console.print(f"{result.describe()}, in {result.duration_s:.0f} s")
     for task, share in result.by_task.items():

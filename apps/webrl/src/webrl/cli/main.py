@@ -12,9 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from webrl.cli import compare, configs, doctor, evaluate, policy, simulate, tasks, train
+from webrl.cli.command import CommandParser, plain_console, with_json_places
 from webrl.errors import WebRLError
 
 USER_ERROR = 2
@@ -33,9 +32,9 @@ RAY_AUTH_MODE = "RAY_AUTH_MODE"
 _COMMANDS = (train, evaluate, compare, simulate, tasks, configs, policy, doctor)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="webrl",
         description="Fully asynchronous reinforcement learning of multimodal web agents.",
     )
@@ -44,6 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for command in _COMMANDS:
         command.add_command(commands)
+    for own in commands.choices.values():
+        own.set_defaults(parser=own)
     return parser
 
 
@@ -60,12 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(UV_RUN, "0")
         if "ray" not in sys.modules:
             os.environ.setdefault(RAY_AUTH_MODE, "token")
-    parsed = _parse(build_parser(), arguments)
-    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+    words = with_json_places(sys.argv[1:] if arguments is None else arguments)
+    parser = build_parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        return USER_ERROR
+    parsed = _parse(parser, words)
+    console = plain_console()
     try:
         return parsed.run(parsed, console)
     except WebRLError as error:
-        errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        errors = plain_console(is_error=True)
         for line in "\n".join((str(error), *getattr(error, "__notes__", ()))).splitlines():
             errors.print(f"webrl: {line}" if not line.startswith("  ") else line)
         return USER_ERROR
@@ -73,12 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse; settings may stand anywhere, also behind options, where argparse takes no more words."""
     parsed, rest = parser.parse_known_args(arguments)
     is_settings = all("=" in word and not word.startswith("-") for word in rest)
     if rest and not (is_settings and "overrides" in parsed):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parsed.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
     return parsed

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from webrl.cli.command import Commands
+from webrl.cli.command import STDOUT, Commands, add_json, add_settings, write_json
 from webrl.config import WebRLConfig, load_config
 from webrl.errors import ConfigError
 
@@ -45,8 +44,8 @@ def add_command(commands: Commands) -> None:
         "--sweep-steps", type=int, default=_SWEEP_STEPS, help="steps of each point of the sweep"
     )
     parser.add_argument("--timeline", type=Path, metavar="FILE.svg", help="draw who works when")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="the same as --set")
+    add_json(parser)
+    add_settings(parser)
     parser.set_defaults(run=run)
 
 
@@ -66,12 +65,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
     chosen = [text.removeprefix(_PREFIX) for text in settings if text.startswith(_PREFIX)]
     assumptions = resolve_assumptions(config, chosen, arguments.trace)
-    results = _both_modes(arguments, config, assumptions, console)
+    place: str | None = arguments.json
+    shown = Console(quiet=True) if place == STDOUT else console
+    results = _both_modes(arguments, config, assumptions, shown)
     if arguments.sweep:
-        results["sweep"] = _sweep(config, assumptions, arguments.sweep_steps, console)
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        results["sweep"] = _sweep(config, assumptions, arguments.sweep_steps, shown)
+    if place is not None:
+        write_json(results, place, console)
     return 0
 
 

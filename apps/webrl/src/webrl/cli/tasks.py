@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+import msgspec
 from rich.console import Console
 
-from webrl.cli.command import Commands
+from webrl.cli.command import Commands, add_json, write_json
 from webrl.errors import TaskError
 from webrl.tasks import FILE_PREFIXES, load_tasks, task_names
 
@@ -22,6 +23,7 @@ def add_command(commands: Commands) -> None:
         default="",
         help="only names that hold this text; tasks:PATH or webgym:PATH for those of a file",
     )
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -35,6 +37,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise TaskError(
             f"filter must match a task, got {arguments.filter!r}. Leave it out for all."
         )
+    if arguments.json is not None:
+        write_json([msgspec.to_builtins(task) for task in tasks], arguments.json, console)
+        return 0
     for task in tasks:
         size = f"{task.viewport.width}x{task.viewport.height}"
         console.print(f"{task.full_name:<40} {size:<9} at most {task.max_steps} steps")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from webrl.cli.command import Commands
+from webrl.cli.command import Commands, add_settings, plain_console
 from webrl.config import (
     LoadedConfig,
     WebRLConfig,
@@ -50,7 +50,7 @@ def add_command(commands: Commands) -> None:
         action="store_true",
         help="print the resolved configuration with the plan as comments, and what is missing here",
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win")
+    add_settings(parser)
     parser.set_defaults(run=run)
 
 
@@ -107,7 +107,7 @@ def _show(loaded: LoadedConfig, config: WebRLConfig, console: Console, *, is_res
         for check in failed
         if check.name in named and template.get(check.name) != named[check.name]
     ]
-    errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    errors = plain_console(is_error=True)
     for check in failed:
         if check not in wrong:
             errors.print(f"missing here: {problem_text(check)}")

@@ -113,6 +113,10 @@ def _apply_override(tree: _Tree, override: str) -> Problem | None:
     if not equals or not all(part.strip() for part in parts):
         message = f"must be key=value, got {override!r}. Write e.g. seed=3."
         return Problem(key="argument", message=message)
+    # Words that a shell passes on in another encoding hold lone surrogates.
+    if not override.isascii() and override.encode(errors="replace").decode() != override:
+        message = f"must be text in UTF-8, got {override!r}. Set the terminal's encoding."
+        return Problem(key="argument", message=message)
     node = tree
     for part in parts[:-1]:
         child = node.setdefault(part, {})

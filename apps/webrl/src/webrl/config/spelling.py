@@ -11,6 +11,64 @@ from webrl.config.rules import Section, section_type
 from webrl.config.run import WebRLConfig
 from webrl.errors import Problem
 
+ALIASES: dict[str, str] = {
+    "algorithm": "actor.loss",
+    "batch_size": "rollout.consumer_batch_size",
+    "beta": "actor.kl_ctl",
+    "checkpoint": "policy.path",
+    "clip": "actor.eps_clip",
+    "clip_range": "actor.eps_clip",
+    "clip_ratio": "actor.eps_clip",
+    "concurrency": "rollout.max_concurrent_rollouts",
+    "entropy": "actor.entropy_coef",
+    "env": "tasks",
+    "epochs": "actor.ppo_n_epochs",
+    "epsilon": "actor.eps_clip",
+    "eta": "rollout.max_head_offpolicyness",
+    "eval": "test_rollout.enabled",
+    "gpus": "cluster.n_gpus_per_node",
+    "grad_clip": "actor.optimizer.max_grad_norm",
+    "group_size": "gconfig.n_samples",
+    "kl": "actor.kl_ctl",
+    "kl_beta": "actor.kl_ctl",
+    "kl_coef": "actor.kl_ctl",
+    "learning_rate": "actor.optimizer.lr",
+    "log_level": "logging.level",
+    "lr_scheduler": "actor.optimizer.schedule",
+    "max_length": "inference.context_length",
+    "max_new_tokens": "gconfig.max_new_tokens",
+    "max_staleness": "rollout.max_head_offpolicyness",
+    "max_tokens": "gconfig.max_new_tokens",
+    "mini_batches": "actor.ppo_n_minibatches",
+    "minibatches": "actor.ppo_n_minibatches",
+    "model": "policy.path",
+    "model_name": "policy.path",
+    "model_path": "policy.path",
+    "nodes": "cluster.n_nodes",
+    "num_generations": "gconfig.n_samples",
+    "num_gpus": "cluster.n_gpus_per_node",
+    "num_nodes": "cluster.n_nodes",
+    "num_steps": "total_steps",
+    "num_workers": "env.num_workers",
+    "off_policyness": "rollout.max_head_offpolicyness",
+    "out_dir": "run_dir",
+    "output_dir": "run_dir",
+    "rollout_batch_size": "rollout.consumer_batch_size",
+    "save_freq": "checkpoint.save_every",
+    "save_steps": "checkpoint.save_every",
+    "servers": "cluster.n_inference_servers",
+    "slots": "env.slots_per_worker",
+    "staleness": "rollout.max_head_offpolicyness",
+    "steps": "total_steps",
+    "task": "tasks",
+    "temp": "gconfig.temperature",
+    "train_batch_size": "rollout.consumer_batch_size",
+    "viewport": "env.viewport_width",
+    "wandb": "logging.tracker",
+    "warmup": "actor.optimizer.warmup_fraction",
+    "workers": "env.num_workers",
+}
+"""Words of the field and of its other systems, and the key that each of them means here."""
 _CLOSE = 0.7
 """Least similarity of a suggestion; below it a guess misleads more often than it helps."""
 _MOST = 3
@@ -46,15 +104,18 @@ def unknown_key(key: str, siblings: Sequence[str] = ()) -> Problem:
 def suggestion(key: str, known: list[str]) -> str:
     """Return `Did you mean ...?`, or where all keys are listed.
 
-    A key whose last part exists in exactly that spelling elsewhere is taken to be misplaced;
-    else the most similar one of the same section wins, then of all.
+    A word that other systems use is answered with what it means here, and a key whose last part
+    exists in exactly that spelling elsewhere is taken to be misplaced; else the most similar one of the same section wins, then of all.
     """
     leaf = _leaf(key)
+    word = leaf.strip().lower().replace("-", "_")
+    # A task has few keys, which mean other things than those of a run.
+    meant = [ALIASES[word]] if word in ALIASES and not key.startswith("tasks[]") else []
     misplaced = sorted((name for name in known if _leaf(name) == leaf), key=_depth)
     section = key[: len(key) - len(leaf)]
     below = [name for name in known if name.startswith(section)]
     close = (
-        misplaced[:_MOST]
+        list(dict.fromkeys([*meant, *misplaced]))[:_MOST]
         or _nearest_leaf(leaf, below)
         or _nearest_leaf(leaf, known)
         or difflib.get_close_matches(key, known, n=1, cutoff=_CLOSE)
