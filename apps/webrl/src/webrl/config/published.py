@@ -148,6 +148,7 @@ PUBLISHED_VALUES: tuple[PublishedValue, ...] = (
         "webgym.max_retries", "2", "rollout.max_attempts", 3, "the first start counts here"
     ),
     PublishedValue("webgym.instance_lifetime", "60 min", "env.recycle_after_s", 3600.0),
+    PublishedValue("recover.freq_secs", "1200", "checkpoint.save_every_s", 1200.0),
     PublishedValue("judge model", "gemini-2.5-flash", "judge.model", "gemini-2.5-flash"),
     PublishedValue("judge screenshots", "48", "judge.max_screenshots", 48),
     PublishedValue("test_rollout.enabled", "false", "test_rollout.enabled", False),
