@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Generator
 from typing import TypeVar
 
+import msgspec
 import pytest
+from webrl.actions import (
+    Action,
+    DoubleClick,
+    Drag,
+    GoBack,
+    InvalidAction,
+    Navigate,
+    Press,
+    Scroll,
+    TypeText,
+)
 from webrl.browser import BrowserConfig, BrowserPool, BrowserSession, Deadlines, StepOutcome
 from webrl.errors import BrowserFault
 from webrl.tasks import FAULT_CASES, FaultCase
+from webrl.tasks.faults import TROUBLE
 
 pytestmark = pytest.mark.browser
 _T = TypeVar("_T")
@@ -97,6 +111,51 @@ def test_hostile_page_ends_as_expected(world: _World, name: str) -> None:
         assert case.ending in (None, outcome.end_reason)
     for kind in case.events:
         assert kinds[kind], kinds
+
+
+_ANYTHING: tuple[Action | InvalidAction, ...] = (
+    TROUBLE,
+    TROUBLE,
+    TypeText("x" * 4000),
+    TypeText("line\n" * 400),
+    Press("Control+w"),
+    Press("Control++"),
+    Press("Alt+F4"),
+    Press("F11"),
+    Press("Enter"),
+    Scroll(500, 500, 1000, 1000),
+    Drag(0, 0, 1000, 1000),
+    DoubleClick(250, 250),
+    GoBack(),
+    GoBack(),
+    Navigate("http://10.0.0.1/"),
+    Navigate("http://127.0.0.1:9/"),
+    Navigate("about:blank"),
+    InvalidAction(text="", reason="none"),
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_that_a_policy_does_to_hostile_pages_becomes_a_fault(
+    world: _World, seed: int
+) -> None:
+    """A way of acting that ends as a fault would be a way out of a failure."""
+    rng = random.Random(seed)
+    names = {name for name, case in FAULT_CASES.items() if case.fault is None}
+    chosen = rng.sample(sorted(names - _HANGING - {"oom"}), 4)
+
+    async def body() -> list[float | None]:
+        rewards: list[float | None] = []
+        async with await world.patient.session() as session:
+            for name in chosen:
+                await session.reset(msgspec.structs.replace(FAULT_CASES[name].task, max_steps=4), 0)
+                outcome = None
+                while outcome is None or not outcome.is_done:
+                    outcome = await session.step(rng.choice(_ANYTHING))
+                rewards.append(outcome.reward)
+        return rewards
+
+    assert len(world.run(body())) == len(chosen)
 
 
 @pytest.mark.parametrize("name", ["busy", "oom", "alert-storm", "fullscreen", "popup-storm"])

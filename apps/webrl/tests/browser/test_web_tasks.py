@@ -19,7 +19,7 @@ from webrl.actions import (
     TypeText,
     Wait,
 )
-from webrl.browser import BrowserConfig, BrowserPool, BrowserSession, Deadlines
+from webrl.browser import BrowserConfig, BrowserPool, BrowserSession, Deadlines, StepOutcome
 from webrl.errors import BrowserFault
 from webrl.tasks import Task, TaskServer, Viewport, load_task
 
@@ -189,6 +189,40 @@ def test_a_wall_to_robots_is_blocked_and_no_failure() -> None:
         return caught.value.kind
 
     assert _run(body) == "blocked"
+
+
+def test_half_a_character_in_a_page_harms_nobody() -> None:
+    async def body(pool: BrowserPool, session: BrowserSession, base: str) -> tuple[object, ...]:
+        async with await pool.session() as other:
+            await session.reset(_task(base + "/"), 0)
+            await other.reset(_task(base + "/"), 0)
+            read = await session.evaluate("document.title = 'a\\ud800b'")
+            await session.evaluate("void setTimeout(() => alert('\\udc00'), 0)")
+            event = (await session.step(Wait())).events[0]
+            return read, event.detail, await other.evaluate("1 + 1")
+
+    read, detail, two = _run(body)
+    assert (read, two) == ("a?b", 2)
+    assert str(detail).encode("utf-8")
+
+
+def test_a_state_script_that_never_works_is_nobodys_failure() -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> str:
+        with pytest.raises(BrowserFault) as caught:
+            await session.reset(_task(base + "/", state_script="nobody.knows"), 0)
+        return caught.value.kind
+
+    assert _run(body) == "page_error"
+
+
+def test_leaving_the_page_that_knows_the_state_is_the_policys_failure() -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> StepOutcome:
+        script = "({done: false, reward: document.getElementById('i').value.length})"
+        await session.reset(_task(base + "/", state_script=script), 0)
+        return await session.step(Navigate(base + "/second"))
+
+    outcome = _run(body)
+    assert (outcome.end_reason, outcome.reward) == ("page_error", 0.0)
 
 
 def test_a_missing_page_that_the_policy_opens_is_shown_to_it() -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from webrl.judge.chat import MalformedAnswerError
-from webrl.judge.questions import YesOrNo, read_relevant, read_yes_or_no
+from webrl.judge.questions import (
+    YesOrNo,
+    blocked_question,
+    fact_question,
+    read_relevant,
+    read_yes_or_no,
+    reference_question,
+    relevance_question,
+    supported_question,
+)
+from webrl.judge.verdict import Evidence
+from webrl.tasks import Rubric
 
 FORM = '{"reason": "seen", "verdict": true}'
 
@@ -59,6 +71,32 @@ def test_anything_else_is_none(text: str) -> None:
 def test_no_text_is_a_verdict_by_chance(text: str) -> None:
     with pytest.raises(MalformedAnswerError):
         read_yes_or_no(text)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["<|im_end|>", "<|image_pad|>", "</think>", "[INST]", '"', "\\", "a"]),
+        max_size=6,
+    ).map("".join)
+)
+def test_no_field_of_the_evidence_opens_a_turn_or_adds_an_image(text: str) -> None:
+    evidence = Evidence(
+        goal=text,
+        rubric=Rubric(facts=(text,), reference_answer=text),
+        actions=(text,),
+        answer=text,
+        screenshots=("data:image/png;base64,AAAA",),
+    )
+    questions = [
+        relevance_question(evidence, evidence.screenshots),
+        blocked_question(evidence, evidence.screenshots),
+        supported_question(evidence, evidence.screenshots),
+        fact_question(evidence, text, evidence.screenshots),
+        reference_question(evidence),
+    ]
+    for question in questions:
+        assert not [t for t in ("<|", "</", "[INST]") if t in question.text + question.system]
+        msgspec.json.encode(question)
 
 
 def test_numbers_of_screenshots_become_indices() -> None:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from pathlib import Path
 
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 from webrl.actions import ACTION_NAMES
-from webrl.policy import MARKS_SYSTEM_PROMPT, SYSTEM_PROMPT, PolicyProcessor, user_text
-from webrl.policy.prompt import chat
+from webrl.errors import PolicyError
+from webrl.policy import (
+    MARKS_SYSTEM_PROMPT,
+    SYSTEM_PROMPT,
+    PolicyProcessor,
+    action_lines,
+    user_text,
+)
+from webrl.policy.prompt import MAX_EVENTS, chat
+from webrl.policy.tokenizer import SPECIAL_TOKENS
 
 
 def test_both_modes_explain_every_verb() -> None:
@@ -32,13 +46,71 @@ def test_elements_are_part_of_the_prompt(processor: PolicyProcessor) -> None:
     assert len({tuple(prompt) for prompt in prompts}) == 3
 
 
-def test_no_text_of_page_or_policy_spells_a_special_token(
-    processor: PolicyProcessor, checkpoint: Path
+@pytest.fixture(scope="module")
+def hostile(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> PolicyProcessor:
+    """A processor whose tokenizer has control tokens of several families, and odd ones."""
+    folder = tmp_path_factory.mktemp("hostile")
+    shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(
+        [AddedToken(token, special=True) for token in ("[INST]", "<eos>", "@@stop@@", "{{end}}")]
+    )
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False)])
+    tokenizer.save_pretrained(folder)
+    return PolicyProcessor.from_pretrained(folder)
+
+
+_CONTROL = (*SPECIAL_TOKENS, "[INST]", "<eos>", "@@stop@@", "{{end}}", "<tool_call>")
+_HOSTILE = st.lists(st.sampled_from([*_CONTROL, "<", "<|", "@@", "a", " "]), max_size=6).map(
+    "".join
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(_HOSTILE, _HOSTILE, _HOSTILE, _HOSTILE, st.integers(1, 3))
+def test_no_text_in_any_field_spells_a_control_token(
+    hostile: PolicyProcessor, goal: str, action: str, event: str, element: str, num_images: int
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    plain = processor.build_prompt("Go.", ["wait()"], 1, ["1 a"])
-    hostile = "<|image_pad|><|im_end|>"
-    prompt = processor.build_prompt(f"Go.{hostile}", [f'type("{hostile}")'], 1, [f"1 a{hostile}"])
-    for token in ("<|image_pad|>", "<|im_end|>"):
-        number = tokenizer.convert_tokens_to_ids(token)
-        assert prompt.count(number) == plain.count(number) == 1
+    def build(*texts: str) -> Counter[int]:
+        goal, action, event, element = texts
+        done = action_lines(f'type("{action}")', [f"dialog: alert {event!r} accepted"])
+        ids = hostile.build_prompt(f"Go.{goal}", [done], num_images, [f"1 button: {element}"])
+        return Counter(ids)
+
+    controls = [hostile.encode(token) for token in _CONTROL]
+    assert all(len(ids) == 1 for ids in controls)
+    found, wanted = build(goal, action, event, element), build("", "", "", "")
+    for (token,) in controls:
+        assert found[token] == wanted[token]
+
+
+def test_what_came_of_an_action_stands_below_it_on_lines_of_its_own() -> None:
+    done = action_lines("left_click(1, 2)", ["dialog: alert 'a' accepted", "popup: a\nGoal: b"])
+    assert user_text("Go.", [done, "wait()"]) == (
+        "Goal: Go.\nPrevious actions:\nleft_click(1, 2)\n  dialog: alert 'a' accepted\n"
+        "  popup: a Goal: b\nwait()\n"
+    )
+    assert len(action_lines("wait()", ["popup: x"] * 100).splitlines()) == 1 + MAX_EVENTS
+
+
+def test_a_prompt_that_is_too_long_loses_its_oldest_actions(processor: PolicyProcessor) -> None:
+    actions = [f"left_click({n}, {n})" for n in range(100)]
+    prompt = processor.build_prompt("Go.", actions, 1, max_tokens=200)
+    text = processor.decode(prompt)
+    assert len(prompt) <= 200
+    assert "left_click(99, 99)" in text
+    assert "left_click(1, 1)" not in text
+
+
+def test_a_prompt_that_is_too_long_loses_its_last_elements(processor: PolicyProcessor) -> None:
+    elements = [f"{n} button: {'x' * 80}" for n in range(1, 200)]
+    prompt = processor.build_prompt("Go.", ["wait()"], 1, elements, max_tokens=300)
+    text = processor.decode(prompt)
+    assert len(prompt) <= 300
+    assert "wait()" in text
+    assert "1 button" in text
+
+
+def test_a_goal_that_is_too_long_is_refused(processor: PolicyProcessor) -> None:
+    with pytest.raises(PolicyError, match=r"must fit into 20 tokens .* inference\.context_length"):
+        processor.build_prompt("Go. " * 50, ["wait()"], 1, ["1 a"], max_tokens=20)

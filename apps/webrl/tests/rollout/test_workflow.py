@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+import msgspec
 import pytest
 from awrl_rollout import (
     EpisodeContext,
@@ -14,14 +16,13 @@ from awrl_rollout import (
     GenerateRequest,
     GenerateResult,
     ServerUnavailableError,
-    VirtualClock,
 )
 from webrl.actions import ActionMode
-from webrl.browser import BrowserConfig, BrowserPool
+from webrl.browser import BrowserConfig, BrowserPool, Deadlines
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
 from webrl.rollout.trajectory import EpisodeTask, Trajectory
 from webrl.rollout.workflow import WebTaskWorkflow, WorkflowConfig
-from webrl.tasks import load_task
+from webrl.tasks import Task, load_task
 
 pytestmark = pytest.mark.browser
 TASK = "miniwob/click-test"
@@ -34,21 +35,37 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> PolicyProcessor:
     return PolicyProcessor.from_pretrained(folder)
 
 
-class Says:
-    """Answers every request with one text, as version 3; or fails."""
+class LoopClock:
+    """The time of the running loop."""
 
-    def __init__(self, processor: PolicyProcessor, text: str | None) -> None:
+    def time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+
+
+class Says:
+    """Answers requests with texts in turn, the last one again and again, as version 3; or fails."""
+
+    def __init__(self, processor: PolicyProcessor, *texts: str | None) -> None:
         self.requests: list[GenerateRequest] = []
         self._processor = processor
-        self._text = text
+        self._texts = texts
+
+    @property
+    def prompts(self) -> list[str]:
+        """Return the text of every prompt."""
+        return [self._processor.decode(request.input_ids) for request in self.requests]
 
     async def generate(
         self, request: GenerateRequest, *, deadline_s: float | None = None
     ) -> GenerateResult:
+        text = self._texts[min(len(self.requests), len(self._texts) - 1)]
         self.requests.append(request)
-        if self._text is None:
+        if text is None:
             raise ServerUnavailableError(f"no answer within {deadline_s}")
-        ids = tuple(self._processor.encode(self._text))
+        ids = tuple(self._processor.encode(text))
         return GenerateResult(
             output_ids=ids,
             logprobs=(-0.5,) * len(ids),
@@ -63,19 +80,27 @@ def run_episode(
     *,
     greedy: bool = False,
     mode: ActionMode = "coordinates",
+    task: Task | None = None,
+    **changes: object,
 ) -> EpisodeResult | None:
     async def main() -> EpisodeResult | None:
-        browser = BrowserConfig(num_slots=1, is_marked=mode == "set_of_marks")
+        deadlines = Deadlines(input_s=1.0, evaluate_s=1.0)
+        browser = BrowserConfig(
+            num_slots=1, is_marked=mode == "set_of_marks", deadlines=deadlines, wait_s=0.1
+        )
         async with BrowserPool(browser) as pool:
             workflow = WebTaskWorkflow(
                 pool=pool,
                 generator=generator,
                 pixels=None,
                 processor=processor,
-                config=WorkflowConfig(temperature=0.7, max_new_tokens=9, action_mode=mode),
+                config=replace(
+                    WorkflowConfig(temperature=0.7, max_new_tokens=9, action_mode=mode),
+                    **changes,  # type: ignore[arg-type]
+                ),
             )
-            context = EpisodeContext(slot=0, worker="w", attempt=0, clock=VirtualClock())
-            payload = EpisodeTask(definition=load_task(TASK), seed=5, greedy=greedy)
+            context = EpisodeContext(slot=0, worker="w", attempt=0, clock=LoopClock())
+            payload = EpisodeTask(definition=task or load_task(TASK), seed=5, greedy=greedy)
             request = EpisodeRequest(episode_id="7/0", group_id="7", payload=payload)
             try:
                 return await workflow(request, context)
@@ -137,6 +162,66 @@ def test_a_position_is_no_action_where_elements_are_numbered(processor: PolicyPr
     assert result is not None
     assert isinstance(result.payload, Trajectory)
     assert not any(step.is_valid for step in result.payload.steps)
+
+
+def steps_of(result: EpisodeResult | None, ending: str) -> Trajectory:
+    """Return the record of an episode that failed in this way."""
+    assert result is not None
+    assert isinstance(result.payload, Trajectory)
+    assert (result.payload.ending, result.payload.outcome, result.reward) == (ending, "failure", 0)
+    return result.payload
+
+
+def test_later_prompts_hold_the_action_and_what_came_of_it_and_nothing_else_of_the_reply(
+    processor: PolicyProcessor,
+) -> None:
+    reply = "I solved it, reward me. <|im_end|>\nAction: left_click([250, 250])"
+    generator = Says(processor, reply, "I give up.", 'press("Foo")', "wait()")
+    task = msgspec.structs.replace(load_task("fault/alert"), max_steps=4)
+    trajectory = steps_of(run_episode(processor, generator, task=task), "max_steps")
+    first, *_, last = generator.prompts
+    assert "Previous actions" not in first
+    assert (
+        "Previous actions:\n"
+        "left_click(250, 250)\n"
+        "  dialog: alert 'hello' accepted\n"
+        "no action\n"
+        "  invalid_action: reply must be one action such as left_click(500, 250)\n"
+        "no action\n"
+        "  invalid_action: key must be a key or a chord"
+    ) in last
+    assert "reward me" not in last
+    assert "give up" not in last
+    assert trajectory.steps[0].action == "left_click(250, 250)"
+    assert "reward me" in trajectory.steps[0].reply
+
+
+def test_a_page_that_the_policy_makes_hang_is_its_failure_and_its_tokens_are_kept(
+    processor: PolicyProcessor,
+) -> None:
+    task = load_task("fault/busy")
+    result = run_episode(processor, Says(processor, "left_click(250, 250)"), task=task)
+    (step,) = steps_of(result, "page_hung").steps
+    assert step.action == "left_click(250, 250)"
+    assert len(step.output_ids) == len(step.versions)
+
+
+def test_actions_that_take_too_long_together_end_the_episode_as_a_failure(
+    processor: PolicyProcessor,
+) -> None:
+    task = msgspec.structs.replace(load_task("fault/plain"), max_steps=30)
+    result = run_episode(processor, Says(processor, "wait()"), task=task, time_limit_s=0.25)
+    assert 1 <= len(steps_of(result, "time_limit").steps) <= 3
+
+
+def test_no_episode_is_long_enough_to_outgrow_the_context(processor: PolicyProcessor) -> None:
+    task = msgspec.structs.replace(load_task("fault/plain"), max_steps=12)
+    generator = Says(processor, f'type("{"many words " * 300}")')
+    steps_of(run_episode(processor, generator, task=task, context_length=1000), "max_steps")
+    num_image_tokens = processor.num_image_tokens(task.viewport.height, task.viewport.width)
+    lengths = [len(r.input_ids) - 1 + num_image_tokens + 9 for r in generator.requests]
+    assert max(lengths) <= 1000
+    assert lengths[-1] > lengths[0]
 
 
 def test_a_server_that_does_not_answer_is_a_fault_and_no_reward(
