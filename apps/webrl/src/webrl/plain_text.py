@@ -17,6 +17,8 @@ _MARK_UP = re.compile(
     re.VERBOSE,
 )
 
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s@]*@")
+
 
 def plain(text: str) -> str:
     """Return `text` with a blank in every piece of mark-up: `<|im_end|>` becomes `< |im_end|>`."""
@@ -31,3 +33,8 @@ def plain_line(text: str) -> str:
 def without_surrogates(text: str) -> str:
     """Return `text` with each half of a broken pair replaced: no encoder takes one."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def without_credentials(text: str) -> str:
+    """Return `text` with user name and password left out of each address in it."""
+    return _CREDENTIALS.sub("", text)

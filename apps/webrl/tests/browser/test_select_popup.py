@@ -148,6 +148,12 @@ _PLACES = {
         event.preventDefault(); s.showPicker() }</script>""",
     "page that removes what loses focus": "BODY<script>s.onblur = () => s.remove()</script>",
 }
+_TYPED = {
+    "date": ("12/24/2026", "2026-12-24"),
+    "time": ("10:30 PM", "22:30"),
+    "week": ("Week 12, 2026", "2026-W12"),
+}
+"""Kinds of fields that have a calendar, what is typed, and the field's value."""
 _FILL = "<script>const fill = (r) => { r.innerHTML = `BODY`; window.inner = r.getElementById('s') }</script>"
 
 
@@ -181,11 +187,27 @@ def results() -> dict[str, list[str]]:
                 found[name] = await play(ours, case, case.act)
             for name, (act, _) in _DECIDED.items():
                 found[f"decided {name}"] = await play(ours, _Case(act), act)
+            for kind, (text, _) in _TYPED.items():
+                found[kind] = await _type_at_both_ends(ours, kind, text)
             for name, body in _PLACES.items():
                 found[name] = await _choose(ours, body)
 
     asyncio.run(main())
     return found
+
+
+async def _type_at_both_ends(page: Page, kind: str, text: str) -> list[str]:
+    """Return the field's value after a click on its first part, and on its calendar's button."""
+    values: list[str] = []
+    for side in ("left + 6", "right - 12"):
+        await page.evaluate("(body) => start(body)", f"<input id=s type={kind} style=width:300px>")
+        box = (
+            f"(() => {{ const r = select.getBoundingClientRect(); return [r.{side}, r.y + 9]; }})()"
+        )
+        await page.mouse.click(*await page.evaluate(box))
+        await page.keyboard.type(text)
+        values.append(await page.evaluate("select.value"))
+    return values
 
 
 async def _choose(page: Page, body: str) -> list[str]:
@@ -228,3 +250,10 @@ def test_an_option_can_be_clicked_wherever_its_list_stands(
     name: str, results: dict[str, list[str]]
 ) -> None:
     assert results[name] == ["two", "input,change"]
+
+
+@pytest.mark.parametrize("kind", _TYPED)
+def test_what_is_typed_goes_to_the_field_and_not_to_its_calendar(
+    kind: str, results: dict[str, list[str]]
+) -> None:
+    assert results[kind] == [_TYPED[kind][1]] * 2

@@ -145,6 +145,26 @@ def test_addresses_that_are_refused_are_told_to_the_policy() -> None:
     assert _run(body) == ["refused"] * 3
 
 
+def test_a_password_in_an_address_is_not_told() -> None:
+    async def body(_: BrowserPool, session: BrowserSession, base: str) -> list[str]:
+        await session.reset(_task(base + "/"), 0)
+        texts: list[str] = []
+        for target in ("_blank", "_self"):
+            await session.evaluate(
+                "a.href = location.origin.replace('//', '//user:secret@') + '/second';"
+                f"a.target = '{target}'"
+            )
+            outcome = await session.step(LeftClick(100, 100))
+            assert outcome.observation is not None
+            texts += [outcome.observation.url, *map(str, outcome.events)]
+            await session.step(GoBack())
+        return texts
+
+    texts = _run(body)
+    assert len(texts) == 3
+    assert all(text.endswith("/second") and "secret" not in text for text in texts)
+
+
 def test_an_address_that_does_not_answer_is_an_event_and_not_the_end() -> None:
     async def body(_: BrowserPool, session: BrowserSession, base: str) -> tuple[list[str], bool]:
         await session.reset(_task(base + "/"), 0)

@@ -25,7 +25,7 @@ from webrl.browser.devtools import Parameters
 from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.outcome import Event, EventKind
 from webrl.errors import BrowserFault
-from webrl.plain_text import without_surrogates
+from webrl.plain_text import without_credentials, without_surrogates
 from webrl.tasks import Viewport
 
 logger = logging.getLogger(__name__)
@@ -388,7 +388,8 @@ class PageEvents:
     def note(self, kind: EventKind, detail: str) -> None:
         """Record an event."""
         self.is_disturbed |= kind not in _HARMLESS
-        self._events.append(Event(kind, without_surrogates(detail[:_SHOWN_LENGTH])))
+        text = without_credentials(without_surrogates(detail))
+        self._events.append(Event(kind, text[:_SHOWN_LENGTH]))
 
     def adopt(self, events: tuple[Event, ...]) -> None:
         """Take over what happened in a page that is gone."""

@@ -54,8 +54,20 @@
   const send = (Type, type, more = {}) =>
     opened.dispatchEvent(new Type(type, {bubbles: true, composed: true, ...more}));
 
+  // A calendar is a window too, and takes keys only: a click or a space does not open it, so that
+  // what is typed goes to the field. F4 and Alt with an arrow do.
+  const hasCalendar = (e) => e instanceof HTMLInputElement &&
+    ['date', 'datetime-local', 'month', 'time', 'week'].includes(e.type);
+
   const onEvent = (event) => {
     const target = event.composedPath()[0], other = event.relatedTarget;
+    if (hasCalendar(target) && (event.type === 'click' || event.key === ' ')) {
+      event.preventDefault();
+      if (event.isTrusted && event.offsetX > target.clientWidth - 24) {  // its button has the focus
+        target.blur();
+        target.focus();
+      }
+    }
     if (target instanceof HTMLSelectElement && opens(event) && !target.matches(':open')) prepare(target);
     if (!opened || !event.isTrusted || !opened.contains(target)) return;
     const isWithin = opened.contains(other);
@@ -82,6 +94,7 @@
   new MutationObserver(() => listen(window)).observe(document, {childList: true});  // document.open
 
   const {attachShadow} = Element.prototype, {showPicker} = HTMLSelectElement.prototype;
+  const {showPicker: showWindow} = HTMLInputElement.prototype;
   Element.prototype.attachShadow = function (init) {
     const root = attachShadow.call(this, init);
     if (root.mode === 'closed') listen(root);
@@ -90,5 +103,8 @@
   HTMLSelectElement.prototype.showPicker = function () {
     prepare(this);
     return showPicker.call(this);
+  };
+  HTMLInputElement.prototype.showPicker = function () {
+    return hasCalendar(this) ? undefined : showWindow.call(this);
   };
 })();

@@ -30,6 +30,7 @@ from webrl.browser.pages import PageCache, Pool
 from webrl.browser.recovery import RecoveryLevel, escalate
 from webrl.endings import EndReason, ending_of
 from webrl.errors import BrowserFault
+from webrl.plain_text import without_credentials
 from webrl.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -237,7 +238,7 @@ class BrowserSession:
             width=task.viewport.width,
             height=task.viewport.height,
             goal=goal,
-            url=page.page.url,
+            url=without_credentials(page.page.url),
             events=page.events.take(),
         )
         self._episode = _Episode(task=task, page=page, active=page, last=observation)
@@ -326,7 +327,7 @@ class BrowserSession:
             episode.last,
             screenshot=look[0],
             marks=look[1],
-            url=episode.active.page.url,
+            url=without_credentials(episode.active.page.url),
             events=events,
         )
         return StepOutcome(observation=episode.last, is_done=False, events=events)
