@@ -73,7 +73,7 @@ def test_later_policies_are_forgotten_and_folders_of_other_names_stay(tmp_path: 
 
 @pytest.mark.parametrize("values", [{}, {"num_steps": "x"}, {"cursor": 11}])
 def test_a_checkpoint_of_another_program_is_named(values: dict[str, object]) -> None:
-    task = Task(suite="web", name="t", url="https://site.test/", goal="Go.")
+    task = Task(suite="web", name="t", url="https://site.test/", goal="Go.", answer="x")
     stream = TaskStream([task], num_seeds=1, group_size=1, seed=0)
     with pytest.raises(RunFailedError, match="must hold the state of a run, got: "):
         unpack_state(values, 1, stream)
