@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import pytest
 import torch
 from awrl_trainer import (
+    WHOLE,
     Bucket,
     CheckpointError,
     GroupMembership,
@@ -23,8 +24,11 @@ from awrl_trainer import (
     WeightReceiver,
     WeightSender,
     WeightSource,
+    tensor_checksum,
 )
 from awrl_trainer.weights.sender import BucketTiming, GroupRequest
+from hypothesis import given
+from hypothesis import strategies as st
 
 WEIGHTS = {"a": torch.zeros(2, 3), "b": torch.ones(4), "c": torch.ones(1)}
 
@@ -36,8 +40,14 @@ ResultT = TypeVar("ResultT")
 class RecordingSender(WeightSender):
     """Sends nothing, and remembers the order of calls in a shared log."""
 
-    def __init__(self, log: list[str] | None = None, *, fails_at_bucket: int | None = None) -> None:
-        super().__init__(list(WEIGHTS.items()), dtype=None, bucket_bytes=18)
+    def __init__(
+        self,
+        log: list[str] | None = None,
+        *,
+        fails_at_bucket: int | None = None,
+        weights: Mapping[str, torch.Tensor] = WEIGHTS,
+    ) -> None:
+        super().__init__(list(weights.items()), dtype=None, bucket_bytes=18)
         self.log = [] if log is None else log
         self.requests: list[GroupRequest] = []
         self.fails_at_bucket = fails_at_bucket
@@ -159,6 +169,39 @@ class CorruptFake(RecordingReceiver):
 
     async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
         return dict.fromkeys(names, "0")
+
+
+class OneWrongFake(RecordingReceiver):
+    """Holds other bytes in one of its weights."""
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__("a")
+        self._wrong = wrong
+
+    async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
+        self._record("weight_checksums")
+        right = {name: tensor_checksum(WEIGHTS[name]) for name in names}
+        return right | dict.fromkeys({self._wrong} & right.keys(), "0")
+
+
+class WholeFake(RecordingReceiver):
+    """Gives one checksum of all that it holds, and obeys an update or only says so."""
+
+    def __init__(self, held: bytes) -> None:
+        super().__init__("a")
+        self.held = held
+        self.offered = held
+        self.obeys = True
+
+    async def update_weights_from_distributed(
+        self, bucket: Bucket, *, group_name: str, weight_version: int | None
+    ) -> None:
+        self._record("update_weights_from_distributed")
+        self.held = self.offered if self.obeys else self.held
+
+    async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str]:
+        self._record("weight_checksums")
+        return {WHOLE: self.held.hex()}
 
 
 class DrainingFake(RecordingReceiver):
@@ -497,3 +540,46 @@ def test_a_trainer_that_gives_no_checksums_has_published_all_the_same() -> None:
     report = asyncio.run(publisher(CorruptFake("a"), sender=Silent()).publish(1))
     assert report.receivers == ("a",)
     assert report.unverified == "TimeoutError()"
+
+
+@pytest.mark.parametrize("wrong", sorted(WEIGHTS))
+def test_a_receiver_with_one_wrong_weight_generates_nothing_under_the_new_version(
+    wrong: str,
+) -> None:
+    receiver = OneWrongFake(wrong)
+    report = asyncio.run(publisher(receiver).publish(1))
+    assert report.quarantined == {"a": f"verify: other bytes of ['{wrong}']"}
+    assert receiver.calls[-1] == "weight_checksums"
+
+
+def test_right_weights_are_verified_before_generation_goes_on() -> None:
+    receiver = OneWrongFake("none of them")
+    assert asyncio.run(publisher(receiver).publish(1)).receivers == ("a",)
+    assert receiver.calls[-2:] == ["weight_checksums", "continue_generation"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=8))
+def test_an_update_that_a_server_only_says_it_took_is_noticed(
+    publishes: list[tuple[int, bool]],
+) -> None:
+    """Each publish has new or earlier weights; a server is restarted with the first ones."""
+
+    async def run() -> None:
+        weight = torch.zeros(3)
+        sender = RecordingSender(weights={"a": weight})
+        first = weight.numpy().tobytes()
+        receiver = WholeFake(first)
+        one = publisher(receiver, sender=sender)
+        await one.connect()
+        for version, (value, obeys) in enumerate(publishes, start=1):
+            weight.fill_(value)
+            receiver.obeys, receiver.offered = obeys, weight.numpy().tobytes()
+            report = await one.publish(version)
+            is_right = receiver.held == receiver.offered
+            assert (report.receivers == ("a",)) == is_right
+            assert (receiver.calls[-1] == "continue_generation") == is_right
+            if not is_right:
+                receiver = WholeFake(first)
+                await one.rejoin(receiver)
+
+    asyncio.run(run())

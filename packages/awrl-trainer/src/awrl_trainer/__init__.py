@@ -15,6 +15,7 @@ from awrl_trainer.weights.config import PublisherConfig, PublishReport
 from awrl_trainer.weights.group import open_store
 from awrl_trainer.weights.plan import Bucket, TensorSpec, tensor_checksum
 from awrl_trainer.weights.protocols import (
+    WHOLE,
     GroupMembership,
     LocalSource,
     WeightReceiver,
@@ -25,6 +26,7 @@ from awrl_trainer.weights.sender import WeightSender
 from awrl_trainer.weights.snapshot import SnapshotWriter
 
 __all__ = [
+    "WHOLE",
     "ActorConfig",
     "Batch",
     "BatchError",

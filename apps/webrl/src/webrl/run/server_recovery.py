@@ -91,6 +91,9 @@ class ServerRecovery:
         has_joined = await self._join()
         try:
             report = await self._publish(version, has_joined=has_joined)
+            lost = self._weights.quarantined
+            if {server.name for server in self._system.servers} <= lost.keys():
+                raise PublishError(f"no server holds it: {dict(lost)}", phase="verify")
         except PublishError as error:
             self._view.note(f"publishing version {version} reached no server; starting them again")
             logger.warning("publish of version %d: %s", version, error)

@@ -6,11 +6,13 @@ Invariant: every call of the source reaches all ranks, so that their collectives
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from awrl_rollout import ServerRefusedError, SGLangClient, WeightBucket
 from awrl_trainer import (
+    WHOLE,
     Bucket,
     GroupMembership,
     TensorSpec,
@@ -21,6 +23,8 @@ from awrl_trainer import (
 
 from webrl.cluster.scheduler import WorkerHandle, async_call_engine
 from webrl.training.actor_rank import UpdateEngine
+
+logger = logging.getLogger(__name__)
 
 ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
@@ -115,10 +119,19 @@ class SGLangReceiver(WeightReceiver):
         ]
 
     async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str] | None:
-        """Return checksums of what the server holds; None where it lists no weights by name."""
-        if not self._lists_weights:
+        """Return checksums of what the server holds: by name, or one of everything from SGLang.
+
+        SGLang's are of weights that it has fused, in a way of its own; without CUDA it may have none.
+        """
+        if self._lists_weights:
+            return (await self._client.weights.checksums(names)).by_name
+        try:
+            return {WHOLE: (await self._client.weights.checksums()).total}
+        except ServerRefusedError as error:
+            logger.warning(
+                "%s gives no checksums, its updates are not verified: %s", self._name, error
+            )
             return None
-        return (await self._client.weights.checksums(names)).by_name
 
     async def update_weights_from_disk(self, path: str, *, weight_version: int) -> None:
         """Load a snapshot; the prefix cache of the weights before goes."""

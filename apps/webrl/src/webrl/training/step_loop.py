@@ -262,12 +262,12 @@ class PPOTrainer:
             return None
         version = updated.version
         report = await self._weights.publish(version)
-        self.progress.version = version
-        self._rollouts.advance(version)
         if not report.receivers:
             raise RunFailedError(
                 f"version {version} reached no rollout server: {dict(report.quarantined)}"
             )
+        self.progress.version = version
+        self._rollouts.advance(version)
         return report
 
 

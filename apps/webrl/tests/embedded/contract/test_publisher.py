@@ -115,6 +115,41 @@ def test_one_corrupted_weight_is_noticed(
     run_bounded(scenario, deadline_s=120)
 
 
+def test_an_update_that_changes_nothing_is_noticed_before_the_server_goes_on(
+    server: ServerUnderTest, reference: torch.nn.Module, tmp_path: Path
+) -> None:
+    class Idle(SGLangReceiver):
+        """Says that it took a bucket; the server is never asked."""
+
+        is_idle = False
+
+        async def update_weights_from_disk(self, path: str, *, weight_version: int) -> None:
+            if not self.is_idle:
+                await super().update_weights_from_disk(path, weight_version=weight_version)
+
+    actor = actor_of(reference, str(server.dtype).removeprefix("torch."))
+
+    async def scenario() -> None:
+        writer = SnapshotWriter(tmp_path, base=server.model_path)
+        limits = PublisherConfig(snapshots=writer)
+        async with SGLangClient(server.url) as client:
+            receiver = Idle("rollout/0", client)
+            publisher = WeightPublisher(LocalSource(actor.sender), [receiver], limits)
+            await publisher.connect()
+            assert (await publisher.publish(1)).receivers == ("rollout/0",)
+            for parameter in actor.policy.parameters():
+                parameter.data.mul_(1.5)
+            receiver.is_idle = True
+            (reason,) = (await publisher.publish(2)).quarantined.values()
+            assert "other bytes" in reason or "changed nothing" in reason
+            receiver.is_idle = False
+            await publisher.rejoin(receiver)
+            assert (await publisher.publish(3)).receivers == ("rollout/0",)
+            assert await client.weights.version() == 3
+
+    run_bounded(scenario, deadline_s=120)
+
+
 def test_a_server_of_another_dtype_is_refused_before_a_byte_is_sent(
     server: ServerUnderTest, reference: torch.nn.Module
 ) -> None:

@@ -30,8 +30,9 @@ class PublisherConfig:
     """Limit of writing a snapshot, and of loading it."""
     resume_deadline_s: float = 30.0
     """Limit of resuming all receivers."""
-    num_verified_tensors: int = 4
-    """Weights whose checksums are compared after each publish; 0 compares none."""
+    num_verified_tensors: int | None = None
+    """Weights whose checksums are compared before receivers generate again, drawn anew for each
+    publish; None compares all, 0 none."""
 
     def __post_init__(self) -> None:
         if self.backend not in ("nccl", "gloo"):
@@ -42,9 +43,9 @@ class PublisherConfig:
             value: float = getattr(self, f"{name}_deadline_s")
             if value <= 0:
                 raise ValueError(f"{name}_deadline_s must be > 0, got {value}. Give seconds.")
-        if self.num_verified_tensors < 0:
+        if self.num_verified_tensors is not None and self.num_verified_tensors < 0:
             raise ValueError(
-                f"num_verified_tensors must be >= 0, got {self.num_verified_tensors}. Use 0."
+                f"num_verified_tensors must be >= 0 or None, got {self.num_verified_tensors}. Use 0."
             )
 
 
@@ -75,7 +76,7 @@ class PublishReport:
     window_s: float
     """From the first pause request to the last resume answer."""
     verify_s: float
-    """Comparing checksums, after the window."""
+    """Asking receivers for checksums and comparing them, within the window."""
     unverified: str | None = None
     """Why the trainer's checksums could not be had; None when they were compared."""
 

@@ -31,6 +31,18 @@ SOURCE_GRACE_S = 5.0
 ResultT = TypeVar("ResultT")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentWeights:
+    """What receivers are verified by."""
+
+    checksums: Mapping[str, str]
+    """By name; empty when no receiver gives checksums by name."""
+    fingerprint: str | None
+    """Of all; None when no receiver needs it."""
+    error: Exception | None
+    """Why the trainer gave none."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Window:
     """What one publish has done so far."""
@@ -42,11 +54,14 @@ class Window:
     partially_updated: set[str] = field(default_factory=set[str])
     """Receivers that may hold a part of an update and not its end."""
     num_attempts: int = 0
+    sent: SentWeights | None = None
+    """What the trainer sends, once it was asked."""
     handshake_s: float = 0.0
     pause_s: float = 0.0
     gather_s: float = 0.0
     broadcast_s: float = 0.0
     switch_s: float = 0.0
+    verify_s: float = 0.0
 
 
 class Delivery(Protocol):

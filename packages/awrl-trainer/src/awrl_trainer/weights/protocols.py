@@ -10,6 +10,9 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from awrl_trainer.weights.plan import Bucket, TensorSpec
 from awrl_trainer.weights.sender import WeightSender
 
+WHOLE = ""
+"""Name of a checksum of everything that a receiver holds."""
+
 ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
 
@@ -123,5 +126,9 @@ class WeightReceiver(Protocol):
         ...
 
     async def weight_checksums(self, names: Sequence[str]) -> Mapping[str, str] | None:
-        """Return the `tensor_checksum` of each named weight; None when the server can't say."""
+        """Return the `tensor_checksum` of each named weight; None when the server can't say.
+
+        A server that knows no such checksums may give one of all that it holds, of whatever kind, as
+        `{WHOLE: checksum}`: it tells an update that changed nothing.
+        """
         ...

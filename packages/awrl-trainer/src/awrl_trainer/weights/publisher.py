@@ -2,12 +2,13 @@
 
 Invariants:
 
-* One publish runs at a time: prepare -> pause -> deliver (the version switches at its end) -> resume
-  -> verify. Only pause to resume is serialized with generation.
+* One publish runs at a time: prepare -> pause -> deliver (the version switches at its end) -> verify
+  -> resume. Only pause to resume is serialized with generation.
 * Every wait has a deadline in seconds; nothing here can hang.
 * No rank gathers a bucket before all receivers are paused.
 * A receiver never generates from a mixture: one that got a part of an update and not its end stays
-  paused, in quarantine, until `rejoin`.
+  paused, in quarantine, until `rejoin`. So does one whose weights are found to be others than those
+  that were sent, before it generates anything under the new version.
 * When a receiver is lost the others get the whole update in the same window.
 
 Called by the controller's step loop. Consumes what the ranks send; produces reports; waits for the
@@ -22,16 +23,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from awrl_trainer.errors import PublishError
+from awrl_trainer.outcome import CallOutcome
 from awrl_trainer.weights.config import PublisherConfig, PublishReport
 from awrl_trainer.weights.delivery import (
     Broadcast,
     Delivery,
+    SentWeights,
     SharedFolder,
     Window,
     answer_within,
 )
 from awrl_trainer.weights.plan import PublishPlan, TensorSpec
-from awrl_trainer.weights.protocols import WeightReceiver, WeightSource
+from awrl_trainer.weights.protocols import WHOLE, WeightReceiver, WeightSource
 from awrl_trainer.weights.receivers import Receivers, each, outcome_within
 from awrl_trainer.weights.sender import WeightSender
 
@@ -68,6 +71,10 @@ class WeightPublisher:
         self._delivery: Delivery = way(source, self._receivers, self._config, clock)
         self._plan: PublishPlan | None = None
         self._checked: set[str] = set()
+        self._speakers: dict[str, Mapping[str, str]] = {}
+        """Receivers that give checksums, with what they said when they joined."""
+        self._known: dict[str, str] = {}
+        """The trainer's fingerprint that a receiver's checksum of everything stands for."""
 
     @property
     def quarantined(self) -> Mapping[str, str]:
@@ -87,6 +94,10 @@ class WeightPublisher:
             is_ready = await self._check_indexes()
             if is_ready and isinstance(self._delivery, Broadcast):
                 is_ready = await self._delivery.prepare(0, window)
+        sent = await self._ask_for_sent(0)
+        if sent.fingerprint is not None:
+            wholes = [said[WHOLE] for said in self._speakers.values() if WHOLE in said]
+            self._known |= dict.fromkeys(wholes, sent.fingerprint)
 
     async def publish(self, version: int) -> PublishReport:
         """Bring every receiver to the source's weights, as this version.
@@ -109,12 +120,13 @@ class WeightPublisher:
             while not is_published:
                 self._count_attempt(window)
                 is_published = await self._attempt(version, window)
+            await self._verify(version, window)
         finally:
             resuming = self._clock()
             await self._resume(window)
             ended = self._clock()
-        unverified = await self._verify(version)
         assert self._plan is not None
+        assert window.sent is not None
         return PublishReport(
             version=version,
             receivers=tuple(self._receivers.active()),
@@ -127,8 +139,8 @@ class WeightPublisher:
             switch_s=window.switch_s,
             resume_s=ended - resuming,
             window_s=ended - (window.started if window.started is not None else ended),
-            verify_s=self._clock() - ended,
-            unverified=unverified,
+            verify_s=window.verify_s,
+            unverified=None if window.sent.error is None else repr(window.sent.error),
         )
 
     async def rejoin(self, receiver: WeightReceiver) -> None:
@@ -151,6 +163,7 @@ class WeightPublisher:
         await self._delivery.close()
         self._receivers.readmit(receiver)
         self._checked.discard(receiver.name)
+        self._speakers.pop(receiver.name, None)
 
     async def aclose(self) -> None:
         """Leave the group; receivers go on generating."""
@@ -176,6 +189,8 @@ class WeightPublisher:
             return False
         if self._config.snapshots is None:
             window.handshake_s += self._clock() - started
+        if window.sent is None:
+            window.sent = await self._ask_for_sent(version)
         return await self._pause(window) and await self._delivery.deliver(version, window)
 
     async def _check_indexes(self) -> bool:
@@ -194,6 +209,8 @@ class WeightPublisher:
             )
         unchecked = {n: r for n, r in self._receivers.active().items() if n not in self._checked}
         outcomes = await each({n: r.weight_index() for n, r in unchecked.items()}, deadline_s)
+        said = await each({n: r.weight_checksums([]) for n, r in unchecked.items()}, deadline_s)
+        self._speakers |= {n: o.value for n, o in said.items() if o.value is not None}
         if self._receivers.quarantine_failed(outcomes, "handshake"):
             return False
         for name, outcome in outcomes.items():
@@ -226,35 +243,59 @@ class WeightPublisher:
         )
         self._receivers.quarantine_failed(outcomes, "resume")
 
-    async def _verify(self, version: int) -> str | None:
-        """Compare checksums of a sample of weights; a receiver that differs is quarantined.
-
-        The version seeds the sample, so that every publish looks at other weights.
-
-        Returns:
-            Why the trainer's checksums could not be had; the receivers hold the version all the same.
-        """
+    def _verified_names(self, version: int) -> list[str]:
+        """Return the weights that this publish is verified by; the version seeds a sample."""
         assert self._plan is not None
-        specs, active = self._plan.specs, self._receivers.active()
-        count = min(self._config.num_verified_tensors, len(specs))
-        if not active or not count:
-            return None
-        names = random.Random(version).sample([spec.name for spec in specs], count)
-        deadline_s = self._config.broadcast_deadline_s
-        outcomes = await each({n: r.weight_checksums(names) for n, r in active.items()}, deadline_s)
+        names = [spec.name for spec in self._plan.specs]
+        count = self._config.num_verified_tensors
+        if count is None or count >= len(names):
+            return names
+        return random.Random(version).sample(names, count)
+
+    async def _ask_for_sent(self, version: int) -> SentWeights:
+        """Ask the trainer for what receivers are verified by; those generate meanwhile."""
+        names, deadline_s = self._verified_names(version), self._config.broadcast_deadline_s
+        active = self._receivers.active()
+        said = [each for name, each in self._speakers.items() if name in active and names]
+        by_name: CallOutcome[dict[str, str]] = CallOutcome(value={})
+        whole: CallOutcome[str] = CallOutcome()
+        if any(WHOLE not in each for each in said):
+            asked = self._source.send(WeightSender.checksums, names)
+            by_name = await outcome_within(asked, deadline_s)
+        if any(WHOLE in each for each in said):
+            whole = await outcome_within(self._source.send(WeightSender.fingerprint), deadline_s)
+        error = by_name.error or whole.error
+        if error is not None:
+            logger.warning("version %d will not be verified: %r", version, error)
+        return SentWeights(checksums=by_name.value or {}, fingerprint=whole.value, error=error)
+
+    async def _verify(self, version: int, window: Window) -> None:
+        """Compare what receivers hold with what was sent; one that differs is quarantined."""
+        assert window.sent is not None
+        started, sent = self._clock(), window.sent
+        names = self._verified_names(version)
+        asked = {n: r for n, r in self._receivers.active().items() if n in self._speakers}
+        if not names or not asked:
+            return
+        calls = {n: r.weight_checksums(names) for n, r in asked.items()}
+        outcomes = await each(calls, self._config.broadcast_deadline_s)
         self._receivers.quarantine_failed(outcomes, "verify")
-        answered = {n: o.value for n, o in outcomes.items() if o.value is not None}
-        if not answered:
-            return None
-        sent = await outcome_within(self._source.send(WeightSender.checksums, names), deadline_s)
-        if sent.value is None:
-            logger.warning("version %d is published, and not verified: %r", version, sent.error)
-            return repr(sent.error)
-        for name, held in answered.items():
-            wrong = [weight for weight in names if held.get(weight) != sent.value[weight]]
-            if wrong:
-                self._receivers.quarantine(name, f"verify: other bytes of {wrong}")
-        return None
+        for name, outcome in outcomes.items():
+            if outcome.value is not None:
+                self._compare(name, outcome.value, sent)
+        window.verify_s += self._clock() - started
+
+    def _compare(self, name: str, held: Mapping[str, str], sent: SentWeights) -> None:
+        """Quarantine a receiver that holds other weights than those that were sent."""
+        if WHOLE in held:
+            mine = sent.fingerprint
+            if mine is not None and self._known.setdefault(held[WHOLE], mine) != mine:
+                self._receivers.quarantine(name, "verify: the update has changed nothing")
+            return
+        wrong = [weight for weight, one in sent.checksums.items() if held.get(weight) != one]
+        if wrong:
+            more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+            self._receivers.quarantine(name, f"verify: other bytes of {wrong[:8]}{more}")
 
 
 def _require_same_weights(plan: PublishPlan, index: Sequence[TensorSpec], *, receiver: str) -> None:

@@ -244,6 +244,18 @@ class WeightSender:
         dtypes = {spec.name: torch_dtype(spec.dtype) for spec in self.plan.specs}
         return {name: tensor_checksum(self.full_tensor(name, dtypes[name])) for name in names}
 
+    def fingerprint(self) -> str:
+        """Return what changes, but for rare chance, when a weight does; called on all ranks.
+
+        Sums of bytes taken as integers: on a GPU a thousand times as fast as checksums.
+        """
+        integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        sums: list[Tensor] = []
+        for _, tensor in self.named_full_tensors():
+            bits = tensor.contiguous().view(-1).view(integers[tensor.element_size()])
+            sums.append(bits.sum(dtype=torch.int64))
+        return tensor_checksum(torch.stack(sums))
+
     def _gathered(self, index: int) -> Tensor:
         if self._ahead is not None and self._ahead[0] == index:
             return self._ahead[1]

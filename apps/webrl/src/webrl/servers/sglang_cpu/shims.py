@@ -38,7 +38,10 @@ _DRIVER_SYMBOL = re.compile("cu[A-Z]")
 _OPERATOR = re.compile(rb"torch\.ops\.sgl_kernel\.(\w+_cpu)\b")
 
 _STARTUP = '''\
-"""Declares operators that SGLang looks up at import and its wheel lacks on a CPU; none is called."""
+"""Declares operators that SGLang looks up at import and its wheel lacks on a CPU; none is called.
+
+Its checksums of weights wait for a GPU first: here there is nothing to wait for.
+"""
 import sys
 
 # Python's resource tracker needs no torch.
@@ -48,6 +51,7 @@ if not any("resource_tracker" in word for word in sys.orig_argv):
     library = torch.library.Library("sgl_kernel", "FRAGMENT")
     for name in {names}:
         library.define(name + "() -> ()")
+    torch.cuda.synchronize = lambda device=None: None
 '''
 
 
