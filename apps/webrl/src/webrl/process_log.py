@@ -45,17 +45,19 @@ def configure_log(handler: logging.Handler, level: str | int = logging.INFO) -> 
 
 @contextmanager
 def log_to_file(path: Path, level: str) -> Generator[None]:
-    """Write the log to a file while the block runs; the handlers before it come back."""
-    root = logging.getLogger()
-    before, level_before = root.handlers[:], root.level
+    """Write the log to a file while the block runs, beside the handlers that are there."""
+    root, level_before = logging.getLogger(), logging.getLogger().level
+    before = root.handlers[:]
     root.handlers.clear()
     configure_log(logging.FileHandler(path, encoding="utf-8"), level)
+    own = root.handlers[:]
+    root.handlers[:] = [*before, *own]
     try:
         yield
     finally:
-        for handler in root.handlers:
+        for handler in own:
+            root.removeHandler(handler)
             handler.close()
-        root.handlers[:] = before
         root.setLevel(level_before)
 
 

@@ -6,15 +6,13 @@ import argparse
 import asyncio
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
+from webrl.api import NUM_SEEDS, evaluate
 from webrl.cli.command import Commands, add_json, add_settings, write_json
 from webrl.config import load_config
 from webrl.errors import PreflightError
-from webrl.machine_check import preflight_evaluation
-
-_NUM_SEEDS = 512
-"""Seeds of an evaluation unless told: its 95 % interval is at most 9 points wide."""
 
 
 def add_command(commands: Commands) -> None:
@@ -26,7 +24,7 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument("policy", type=Path, help="checkpoint folder, or a run's folder")
     parser.add_argument("--config", help="packaged name or TOML file; the run's own when left out")
-    parser.add_argument("--seeds", type=int, default=_NUM_SEEDS, help="number of held-out seeds")
+    parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="number of held-out seeds")
     add_json(parser)
     add_settings(parser)
     parser.set_defaults(run=run)
@@ -43,19 +41,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         )
     if arguments.seeds < 1:
         raise PreflightError(f"--seeds must be >= 1, got {arguments.seeds}. Use 512.")
-    config = load_config(str(source), arguments.overrides).config
-    preflight_evaluation(config)
-    # Ray, torch and transformers take seconds to import: only this command pays for them.
-    import msgspec  # noqa: PLC0415
-
-    from webrl.evaluation.run_evaluation import PolicyCheckpoint  # noqa: PLC0415
-    from webrl.evaluation.standalone import evaluate_checkpoint  # noqa: PLC0415
-
-    checkpoint = PolicyCheckpoint(path=policy, version=version)
+    loaded = load_config(str(source), arguments.overrides)
     try:
-        result = evaluate_checkpoint(
-            config, checkpoint, num_seeds=arguments.seeds, log_dir=Path("runs/eval")
-        )
+        result = evaluate(loaded, policy, version=version, num_seeds=arguments.seeds)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("interrupted")
         return 130

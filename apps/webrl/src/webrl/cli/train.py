@@ -8,18 +8,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from webrl.api import start
 from webrl.cli.command import Commands, add_settings, plain_console
 from webrl.config import (
     LoadedConfig,
     WebRLConfig,
-    config_warnings,
     describe_plan,
     load_config,
     resolve_run_dir,
     to_toml,
 )
 from webrl.errors import ConfigError, PreflightError
-from webrl.machine_check import check_enough_tasks, preflight, problem_text, run_checks
+from webrl.machine_check import check_enough_tasks, problem_text, run_checks
 
 CONFIG_FILE = "config.toml"
 """Name of the resolved configuration within a run's folder, as `RunFolders` has it."""
@@ -76,16 +76,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         if is_resumed
         else load_config(arguments.config, arguments.overrides)
     )
-    config = resolve_run_dir(loaded, datetime.now()).config
+    resolved = resolve_run_dir(loaded, datetime.now())
     if arguments.dry_run:
-        return _show(loaded, config, console, is_resumed=is_resumed)
-    preflight(config, is_resumed=is_resumed)
-    for warning in config_warnings(config):
-        console.print(f"warning: {warning}")
-    # Ray, torch and transformers take seconds to import: only a real run pays for them.
-    from webrl.run.run import run_training  # noqa: PLC0415
-
-    return run_training(config, resume=is_resumed, console=console)
+        return _show(loaded, resolved.config, console, is_resumed=is_resumed)
+    return start(resolved, resume=is_resumed, console=console)
 
 
 def _show(loaded: LoadedConfig, config: WebRLConfig, console: Console, *, is_resumed: bool) -> int:
