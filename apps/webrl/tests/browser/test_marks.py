@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -224,6 +225,7 @@ _CELLS = {
         <button class=t style="width:900px">edge</button></div>""",
     "open shadow root": '<div data-shadow="<button class=t>in</button>"></div>',
     "shadow root in a shadow root": """<div data-shadow="<div data-shadow='<button class=t>in</button>'></div>"></div>""",
+    "closed shadow root": '<div data-mode=closed data-shadow="<button class=t>in</button>"></div>',
     "slot": '<div data-shadow="<button class=t><slot></slot></button>">slotted</div>',
     "frame": '<iframe srcdoc="<button class=t>in</button>"></iframe>',
     "frame with borders, smaller": """<iframe style="border:4px solid;padding:5px;transform:scale(0.7)"
@@ -248,7 +250,11 @@ _GRID_PAGE = """<!doctype html><style>body { margin: 0 } .stretched::after { con
 let seen = null;
 const wire = (root) => {
   for (const e of root.querySelectorAll('*')) {
-    if (e.dataset.shadow) { e.attachShadow({mode: 'open'}).innerHTML = e.dataset.shadow; wire(e.shadowRoot); }
+    if (e.dataset.shadow) {
+      const inner = e.attachShadow({mode: e.dataset.mode || 'open'});
+      inner.innerHTML = e.dataset.shadow;
+      wire(inner);
+    }
     if (e.dataset.scrolled) e.contentWindow.scrollTo(0, 200);
     if (e.dataset.listens) e.addEventListener(e.dataset.listens, () => 0);
     if (e.dataset.handles) e.onclick = () => 0;
@@ -385,3 +391,23 @@ def test_a_list_in_a_dialog_is_chosen_from_by_marks() -> None:
     ]
     assert (opened, listed) == (["select: one"], ["select: one", "option: one", "option: two"])
     assert (value, is_drawn) == ("two", True)
+
+
+def test_an_odd_page_is_numbered_as_far_as_it_goes() -> None:
+    pages = {
+        "<body onclick='0'>click anywhere": ["body: click anywhere"],
+        "<iframe id=f></iframe><script>f.contentDocument.designMode = 'on'</script>": ["iframe: "],
+        "<button>x</button><script>Array.prototype.map = null</script>": [],
+    }
+
+    async def body(session: BrowserSession) -> list[list[str]]:
+        await session.reset(msgspec.structs.replace(_TASK, state_script=None, answer="x"), 0)
+        found: list[list[str]] = []
+        for page in pages:
+            await session.evaluate(f"document.write({json.dumps(page)}); document.close()")
+            observation = (await session.step(HoverMark(99))).observation
+            assert observation is not None
+            found.append([mark.text for mark in observation.marks])
+        return found
+
+    assert _run(body, page="<!doctype html>") == list(pages.values())

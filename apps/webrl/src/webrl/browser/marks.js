@@ -28,7 +28,8 @@
   // entries, or holds another page: it needs a number where nothing in it has one. A `whole`
   // listens for what it holds: it is one thing unless it has numbers in it and fills the page.
   const kind = (e) => {
-    if (['html', 'head', 'body'].includes(e.localName)) return null;
+    if (['html', 'head'].includes(e.localName)) return null;
+    if (e.localName === 'body') return isListened(e) ? 'pane' : null;
     if (e.matches(WANTED) || isPointer(e) && !(above(e) && isPointer(above(e)))) return 'part';
     if (isEntry(e)) return 'part';
     if (['iframe', 'frame'].includes(e.localName) || scrolls(e)) return 'pane';
@@ -70,7 +71,7 @@
     ? '' : e.innerText ?? e.textContent;
   const value = (e) => e.localName === 'select' ? Array.from(e.selectedOptions, (o) => o.label).join(', ')
     : e.matches('[type=checkbox],[type=radio]') ? '' : e.value;
-  const around = (e) => [...(e.shadowRoot ? e.shadowRoot.children : []),
+  const around = (e) => [...(shadow(e) ? shadow(e).children : []),
     ...Array.from(e.querySelectorAll('slot'), (slot) => slot.assignedNodes()).flat()];
   const said = (e) => isSecret(e) ? '' : e.matches('input,textarea,select') ? value(e)
     : read(e) || around(e).map((n) => n.innerText ?? n.textContent).join(' ');
@@ -92,7 +93,8 @@
   };
 
   // A popover of the page would stand above all else that is drawn: so do the numbers.
-  const host = document.createElementNS('http://www.w3.org/1999/xhtml', HOST);
+  const create = (name) => document.createElementNS('http://www.w3.org/1999/xhtml', name);
+  const host = create(HOST);
   host.popover = 'manual';
   host.style.cssText = 'all:initial!important;position:fixed!important;inset:0!important;' +
     'display:block!important;pointer-events:none!important;overflow:hidden!important';
@@ -100,11 +102,11 @@
   const colors = ['#d00', '#06c', '#080', '#a0a', '#b60'];
   const marks = shown.map(({e, at}, index) => {
     const color = colors[index % colors.length];
-    const box = document.createElement('div');
+    const box = create('div');
     box.style.cssText = 'position:fixed;box-sizing:border-box;' +
       `border:1px solid ${color};left:${at.left}px;top:${at.top}px;` +
       `width:${at.width}px;height:${at.height}px`;
-    const label = document.createElement('div');
+    const label = create('div');
     label.textContent = String(index + 1);
     label.style.cssText = `position:absolute;left:0;top:0;background:${color};color:#fff;` +
       'font:bold 9px/10px Arial,sans-serif;padding:0 1px';

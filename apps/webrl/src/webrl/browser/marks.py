@@ -4,14 +4,15 @@ Invariants:
 
 * the numbers are drawn for the screenshot only: no action ever meets them;
 * a click on a mark meets its element, or what belongs to it, as the page is when the screenshot is
-  taken: the point is tried where the action will go, through open shadow roots and frames of the
-  same site;
+  taken: the point is tried where the action will go, through shadow roots and frames of the same
+  site;
 * nothing that a page shows as dots, nor a one-time code or the data of a card, is in a mark's text;
 * a number that is not on the screenshot does nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -40,6 +41,7 @@ from webrl.browser.page import LivePage
 from webrl.errors import BrowserFault
 from webrl.tasks import Viewport, points_script
 
+logger = logging.getLogger(__name__)
 _MIDDLE = (GRID_SIZE // 2, GRID_SIZE // 2)
 """Where the mark 0 is: nowhere in particular."""
 
@@ -54,16 +56,26 @@ def _script(clear: str) -> str:
 async def marked_screenshot(page: LivePage) -> tuple[bytes, tuple[Mark, ...]]:
     """Return the encoded viewport with its elements numbered, and the numbers.
 
+    A page that has broken its own JavaScript has none.
+
     Raises:
         BrowserFault: The page did not answer.
     """
-    found = await page.evaluate(_script("false"), sees_listeners=True)
-    screenshot = await page.screenshot()
-    await page.evaluate(_script("true"))
+    marks, is_drawn = tuple[Mark, ...](), False
     try:
-        return screenshot, tuple(msgspec.convert(found, list[Mark]))
+        found = await page.evaluate(_script("false"), sees_listeners=True)
+        is_drawn = True
+        marks = tuple(msgspec.convert(found, list[Mark]))
     except msgspec.ValidationError as error:
-        raise BrowserFault("page_error", f"marks are no marks: {error}") from error
+        logger.warning("no marks on %s: %s", page.page.url, error)
+    except BrowserFault as fault:
+        if fault.kind != "page_error":
+            raise
+        logger.warning("no marks on %s: %s", page.page.url, fault)
+    screenshot = await page.screenshot()
+    if is_drawn:
+        await page.evaluate(_script("true"))
+    return screenshot, marks
 
 
 def on_page(action: MarkAction, marks: Sequence[Mark], viewport: Viewport) -> Action | int:

@@ -95,9 +95,14 @@
 
   const {attachShadow} = Element.prototype, {showPicker} = HTMLSelectElement.prototype;
   const {showPicker: showWindow} = HTMLInputElement.prototype;
+  const closedRoots = new WeakMap();  // for what looks for the elements of a page
+  Object.defineProperty(window, Symbol.for('awrl-closed-roots'), {value: closedRoots});
   Element.prototype.attachShadow = function (init) {
     const root = attachShadow.call(this, init);
-    if (root.mode === 'closed') listen(root);
+    if (root.mode === 'closed') {
+      listen(root);
+      closedRoots.set(this, root);
+    }
     return root;
   };
   HTMLSelectElement.prototype.showPicker = function () {

@@ -1,5 +1,5 @@
-// Where elements of a page can be hit: of the page itself, of open shadow roots in it, and of
-// frames that its scripts may read. A view is one document with its place in the viewport.
+// Where elements of a page can be hit: of the page itself, of shadow roots in it, and of frames
+// that its scripts may read. A view is one document with its place in the viewport.
 const TOP = {doc: document, x: 0, y: 0, sx: 1, sy: 1,
   clip: {left: 0, top: 0, right: innerWidth, bottom: innerHeight}};
 const LATTICE = Array.from({length: 81}, (_, n) => [n % 9, Math.floor(n / 9)])
@@ -9,6 +9,9 @@ let testsLeft = 5000;  // a page of covered elements costs a bounded time
 // The element around `e`: of its tree as drawn, then of the document that shows its frame.
 const above = (e) => e.assignedSlot || e.parentElement || e.getRootNode().host ||
   (e.ownerDocument.defaultView && e.ownerDocument.defaultView.frameElement);
+// Closed roots are remembered where the browser layer opened the page.
+const shadow = (e) => e.shadowRoot ||
+  e.ownerDocument.defaultView?.[Symbol.for('awrl-closed-roots')]?.get(e);
 const overlap = (a, b) => ({left: Math.max(a.left, b.left), top: Math.max(a.top, b.top),
   right: Math.min(a.right, b.right), bottom: Math.min(a.bottom, b.bottom)});
 const onScreen = (r, view) => ({left: view.x + r.left * view.sx, top: view.y + r.top * view.sy,
@@ -60,7 +63,7 @@ const inside = (e, view) => {
 function* everything(view = TOP, root = view.doc) {
   for (const e of root.querySelectorAll('*')) {
     yield [e, view];
-    if (e.shadowRoot) yield* everything(view, e.shadowRoot);
+    if (shadow(e)) yield* everything(view, shadow(e));
     const inner = inside(e, view);
     if (inner) yield* everything(inner);
   }
@@ -76,7 +79,7 @@ const hit = (x, y) => {
     found = next;
     const inner = inside(next, view);
     if (inner) view = inner;
-    root = inner ? inner.doc : next.shadowRoot;
+    root = inner ? inner.doc : shadow(next);
   }
   return found;
 };
