@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -102,6 +103,26 @@ async def _go_round(store: PixelStoreClient, images: list[NDArray[np.uint8]]) ->
 
 
 @pytest.mark.requirement("pixel-store-actor")
+def test_the_head_of_the_cluster_remembers_no_call_of_a_shard(
+    store: PixelStoreClient, make_array: MakeArray
+) -> None:
+    class Other:
+        def answer(self) -> int:
+            return 1
+
+    other: Any = ray.remote(Other).options(num_cpus=0).remote()
+    names: set[str] = set()
+    deadline = time.monotonic() + 60
+    while "task::Other.answer" not in names and time.monotonic() < deadline:
+        store.put_many([make_array(1)], trajectory_id="a")
+        ray.get(other.answer.remote())
+        events: Any = ray.timeline()
+        names = {event["cat"] for event in events if event["cat"].startswith("task::")}
+    ray.kill(other)
+    assert "task::Other.answer" in names
+    assert not any("ShardActor" in name for name in names)
+
+
 def test_awaiting_calls_go_round(store: PixelStoreClient, make_array: MakeArray) -> None:
     asyncio.run(_go_round(store, [make_array(1), make_array(2)]))
 

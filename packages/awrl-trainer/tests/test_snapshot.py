@@ -63,17 +63,37 @@ def test_snapshots_are_split_indexed_and_carry_the_base_files(tmp_path: Path) ->
     base.mkdir()
     (base / "config.json").write_text("{}")
     (base / "model.safetensors").write_text("other weights")
+    for name in ("additional_chat_templates/tools.jinja", "original/model.pth", ".git/config"):
+        (base / name).parent.mkdir()
+        (base / name).write_text(name)
+    (base / "original" / "params.json").symlink_to(base / "config.json")
     publisher = SnapshotWriter(tmp_path / "out", base=base, shard_bytes=30)
     path = publisher.write(WEIGHTS.items(), 1)
-    names = sorted(entry.name for entry in path.iterdir())
+    names = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
     assert names == [
         COMPLETE_MARK,
+        "additional_chat_templates/tools.jinja",
         "config.json",
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
         "model.safetensors.index.json",
+        "original/params.json",
     ]
-    assert torch.equal(load_file(path / names[2])["a"], WEIGHTS["a"])
+    assert torch.equal(load_file(path / names[3])["a"], WEIGHTS["a"])
+    (path / "additional_chat_templates" / "tools.jinja").unlink()
+    assert complete_checkpoints(tmp_path / "out") == []
+
+
+def test_snapshots_below_their_own_base_do_not_hold_each_other(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    writer = SnapshotWriter(tmp_path / "runs" / "policies", base=tmp_path)
+    for version in (1, 2):
+        path = writer.write(WEIGHTS.items(), version)
+    assert sorted(entry.name for entry in path.iterdir()) == [
+        COMPLETE_MARK,
+        "config.json",
+        "model.safetensors",
+    ]
 
 
 def test_a_base_that_is_not_there_and_keeping_none_are_refused(tmp_path: Path) -> None:

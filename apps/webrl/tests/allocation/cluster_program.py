@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections import Counter
 from itertools import pairwise
+from typing import Any, cast
 
 import ray
 from ray.cluster_utils import Cluster
 from webrl.cluster import placement
 from webrl.cluster.placement import RoleSpec, release_layout, setup_mixed_layout
+from webrl.cluster.scheduler import ProcessOptions, RayScheduler
 from webrl.errors import PreflightError
 
 NUM_NODES = 9
@@ -75,6 +78,34 @@ def with_workers() -> dict[str, list[int]]:
     return counts
 
 
+class Echo:
+    """A worker of a run."""
+
+    def answer(self) -> int:
+        return 1
+
+
+class Other(Echo):
+    """An actor that is none."""
+
+
+def remembered_calls() -> list[str]:
+    """Whose calls Ray's head remembers, once it remembers those of an actor that is no worker."""
+    scheduler = RayScheduler([gpu_role("actor", 1)])
+    worker = scheduler.create_worker("actor", 0, ProcessOptions(), Echo)
+    other: Any = ray.remote(Other).options(num_cpus=0).remote()
+    names: set[str] = set()
+    for _ in range(120):
+        ray.get([worker.actor.answer.remote(), other.answer.remote()])
+        events = cast("list[dict[str, Any]]", ray.timeline())
+        names = {event["cat"] for event in events if event["cat"].endswith(".answer")}
+        if "task::Other.answer" in names:
+            break
+        time.sleep(0.25)
+    scheduler.shutdown()
+    return sorted(names)
+
+
 def refusal(roles: list[RoleSpec]) -> str:
     try:
         setup_mixed_layout(roles)
@@ -98,6 +129,7 @@ def main() -> None:
         found = {
             "published": published_layout(),
             "workers": with_workers(),
+            "remembered": remembered_calls(),
             "infeasible": refusal([gpu_role("rollout", 64), gpu_role("actor", 16)]),
             "fragmented": refusal([thick_role("rollout", 48), thick_role("actor", 16)]),
             "busy": busy_refusal(),

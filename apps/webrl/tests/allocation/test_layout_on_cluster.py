@@ -65,3 +65,7 @@ def test_browsers_leave_servers_and_ranks_their_cpus(layouts: dict[str, Any]) ->
     assert (found["rollout"], found["actor"]) == ([8] * 6, [8] * 2)
     assert sum(found["rollout-worker"]) == 80
     assert found["rollout-worker"] == [8] * 8 + [16]
+
+
+def test_the_head_remembers_no_call_of_a_worker(layouts: dict[str, Any]) -> None:
+    assert layouts["remembered"] == ["task::Other.answer"]

@@ -94,10 +94,14 @@ def test_options_of_the_loss_that_do_not_fit_are_refused(settings: list[str], me
             "got '--tp-size'. Use allocation_mode",
         ),
         (["inference.sglang_args=--random-seed=1"], "got '--random-seed'. Use seed."),
+        (
+            ["env.viewport_width=16", "env.viewport_height=8192"],
+            "env.viewport_width must be at most 200 times as long as wide",
+        ),
         (["inference.sglang_args=--log-level 'very"], "inference.sglang_args must be words"),
     ],
 )
-def test_settings_that_no_server_would_start_with_are_refused(
+def test_settings_that_no_run_could_live_with_are_refused(
     settings: list[str], message: str
 ) -> None:
     assert message in problem_of("laptop", *settings)

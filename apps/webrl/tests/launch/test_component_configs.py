@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from webrl.cluster.placement import check_feasible
 from webrl.cluster.ray_cluster import NodeResources
 from webrl.config import load_config
+from webrl.errors import ConfigError, TaskError
 from webrl.launch import component_configs
+from webrl.page_size import broken_page_size
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
+from webrl.tasks import Task, Viewport
 
 ONE_GPU = NodeResources(node_id="a", address="a", num_cpus=16.0, num_gpus=1.0)
 
@@ -80,6 +85,31 @@ def test_what_makes_training_fast_is_a_key(
     servers = component_configs.server_spec(config, "policy")
     actor: Any = component_configs.engine_spec(config, servers, tiny_processor).actor
     assert getattr(actor, field) == value
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    width=st.one_of(st.integers(0, 40), st.integers(1, 9000)),
+    height=st.one_of(st.integers(0, 40), st.integers(1, 9000)),
+)
+def test_a_page_that_loads_can_be_shown_to_the_policy(
+    width: int, height: int, tiny_processor: PolicyProcessor
+) -> None:
+    if broken_page_size(width, height) is None:
+        assert tiny_processor.num_image_tokens(height, width) >= 1
+        Task(suite="s", name="n", url="/", goal="g", answer="a", viewport=Viewport(width, height))
+        return
+    with pytest.raises(TaskError, match="viewport must be"):
+        Task(suite="s", name="n", url="/", goal="g", answer="a", viewport=Viewport(width, height))
+
+
+def test_screenshots_that_leave_no_room_for_an_answer_are_refused(
+    tiny_processor: PolicyProcessor,
+) -> None:
+    component_configs.check_pictures(load_config("laptop").config, tiny_processor)
+    config = load_config("laptop", ["env.history_window=15"]).config
+    with pytest.raises(ConfigError, match=r"15 screenshots of 160 x 224 \(525 tokens\)"):
+        component_configs.check_pictures(config, tiny_processor)
 
 
 @pytest.fixture(scope="module")

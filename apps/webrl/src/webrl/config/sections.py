@@ -25,6 +25,7 @@ from webrl.config.rules import (
 )
 from webrl.errors import Problem
 from webrl.loopback import is_loopback
+from webrl.page_size import broken_page_size
 
 LONGEST_EPISODE = 30
 """Most actions of a task that sets its own limit; a file's task with a higher one should be given
@@ -180,8 +181,14 @@ class EnvSection(Section):
     ended; unset: 2 GiB and 256 MiB for each slot."""
 
     def contradictions(self) -> list[Problem]:
-        """A viewport has two sides."""
-        if (self.viewport_width is None) == (self.viewport_height is None):
+        """A viewport has two sides, and a shape that a policy can be shown."""
+        width, height = self.viewport_width, self.viewport_height
+        if width is not None and height is not None:
+            rule = broken_page_size(width, height)
+            if rule is None:
+                return []
+            return [breach("viewport_width", rule, f"{width} x {height}", "Use e.g. 1280 x 720.")]
+        if width is height:
             return []
         rule = "set together with viewport_height, or neither"
         return [breach("viewport_width", rule, self.viewport_width, "Give both.")]

@@ -19,7 +19,8 @@ from webrl.browser import BrowserConfig, Deadlines
 from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.cluster.placement import RoleSpec
 from webrl.config import WebRLConfig
-from webrl.launch.run_tasks import weighed_tasks
+from webrl.errors import ConfigError, Problem
+from webrl.launch import run_tasks
 from webrl.policy import PolicyProcessor
 from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.worker import WorkerSpec
@@ -102,7 +103,7 @@ def controller_config(config: WebRLConfig) -> ControllerConfig:
 
 def task_stream(config: WebRLConfig) -> TaskStream:
     """Return the order of training groups, at its beginning."""
-    tasks = weighed_tasks(config)
+    tasks = run_tasks.weighed_tasks(config)
     return TaskStream(
         [task for _, task in tasks],
         num_seeds=config.env.num_train_seeds,
@@ -187,6 +188,26 @@ def server_spec(
         ),
         seeds=(config.seed, version),
     )
+
+
+def check_pictures(config: WebRLConfig, processor: PolicyProcessor) -> None:
+    """Refuse pages whose screenshots leave no room for an answer of the policy.
+
+    Raises:
+        ConfigError: The screenshots of one prompt and an answer exceed the context.
+    """
+    tasks = (*run_tasks.train_tasks(config), *run_tasks.test_tasks(config))
+    room = config.inference.context_length - config.gconfig.max_new_tokens
+    for size in {(task.viewport.height, task.viewport.width) for task in tasks}:
+        needed = config.env.history_window * processor.num_image_tokens(*size)
+        if needed >= room:
+            message = (
+                f"must hold env.history_window = {config.env.history_window} screenshots of "
+                f"{size[1]} x {size[0]} ({needed} tokens) and gconfig.max_new_tokens = "
+                f"{config.gconfig.max_new_tokens}, got {config.inference.context_length}. Raise it, "
+                "or make the page smaller (env.viewport_width, env.viewport_height)."
+            )
+            raise ConfigError([Problem(key="inference.context_length", message=message)])
 
 
 def loss_config(config: WebRLConfig, masked_token_ids: tuple[int, ...]) -> LossConfig:

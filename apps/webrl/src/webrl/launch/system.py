@@ -199,12 +199,14 @@ async def launch(
         The started system.
 
     Raises:
+        ConfigError: Screenshots leave no room for an answer.
         PreflightError: A machine is missing, or the roles do not fit.
         ServerStartError: A server did not start.
         EngineCallError: A worker did not start.
     """
     deadline_s = config.scheduler.startup_timeout_s
     processor = PolicyProcessor.from_pretrained(policy_path)
+    component_configs.check_pictures(config, processor)
     check_node_count(config.cluster.n_nodes, cluster_nodes())
     async with AsyncExitStack() as stack:
         num_cpus = ray.cluster_resources().get("CPU", 1.0)

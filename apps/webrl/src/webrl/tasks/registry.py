@@ -5,8 +5,11 @@ Invariant: a name that is not known fails with the nearest known one, before any
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 from collections.abc import Iterable
+from pathlib import Path
 
 from webrl.errors import TaskError
 from webrl.tasks.faults import FAULT_CASES
@@ -40,15 +43,27 @@ def load_tasks(names: Iterable[str]) -> list[Task]:
     """
     loaded: list[tuple[str, Task]] = []
     for name in names:
-        if name.startswith(PREFIX):
-            tasks = load_task_file(name.removeprefix(PREFIX))
-        elif name.startswith(WEBGYM_PREFIX):
-            tasks = load_webgym_file(name.removeprefix(WEBGYM_PREFIX))
-        else:
-            tasks = [load_task(name)]
+        path = next((name.removeprefix(p) for p in FILE_PREFIXES if name.startswith(p)), None)
+        tasks = [load_task(name)] if path is None else _tasks_of_file(name, _stamp(path))
         loaded += [(name, task) for task in tasks]
     refuse_shared_names(loaded)
     return [task for _, task in loaded]
+
+
+@functools.lru_cache(maxsize=16)
+def _tasks_of_file(name: str, stamp: object) -> list[Task]:
+    """Return the tasks of a file; a data set of hundreds of thousands is read once, not at each use."""
+    del stamp
+    if name.startswith(PREFIX):
+        return load_task_file(name.removeprefix(PREFIX))
+    return load_webgym_file(name.removeprefix(WEBGYM_PREFIX))
+
+
+def _stamp(path: str) -> object:
+    with contextlib.suppress(OSError):
+        found = Path(path).stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    return None
 
 
 def refuse_shared_names(tasks: Iterable[tuple[str, Task]]) -> None:

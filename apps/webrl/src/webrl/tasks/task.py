@@ -15,6 +15,7 @@ import msgspec
 import regex
 
 from webrl.errors import TaskError
+from webrl.page_size import broken_page_size
 
 ResetMode: TypeAlias = Literal["keep_page", "reload", "new_context"]
 """How an episode starts clean.
@@ -94,6 +95,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
                 raise TaskError(f"{name} must be >= 1, got {limit}. An episode needs one action.")
         if self.settle_s < 0:
             raise TaskError(f"settle_s must be >= 0, got {self.settle_s}. Use 0 for no wait.")
+        rule = broken_page_size(self.viewport.width, self.viewport.height)
+        if rule is not None:
+            got = f"{self.viewport.width} x {self.viewport.height} for {self.full_name}"
+            raise TaskError(f"viewport must be {rule}, got {got}. Use e.g. 1280 x 720.")
         self._check_scripts()
         self._check_evaluator()
 

@@ -79,15 +79,22 @@ class SnapshotWriter:
         return target
 
     def _copy_base(self, hidden: Path) -> None:
+        """Copy all that is no weight, folders too; neither hidden folders nor the snapshots' own."""
         if self._base is None:
             return
-        for path in sorted(self._base.iterdir()):
-            if (
-                path.is_file()
-                and path.name != COMPLETE_MARK
-                and not _WEIGHT_FILES.search(path.name)
-            ):
-                shutil.copy2(path, hidden / path.name)
+        root = self.root.resolve()
+
+        def left_out(folder: str, names: list[str]) -> list[str]:
+            return [name for name in names if _is_left_out(Path(folder, name), root)]
+
+        shutil.copytree(self._base, hidden, ignore=left_out, dirs_exist_ok=True)
+
+
+def _is_left_out(path: Path, root: Path) -> bool:
+    if path.is_dir():
+        return path.name.startswith(".") or root.is_relative_to(path.resolve())
+    is_weight = _WEIGHT_FILES.search(path.name) is not None
+    return is_weight or path.name == COMPLETE_MARK or not path.is_file()
 
 
 def _write_shards(
