@@ -226,3 +226,8 @@ def test_the_plan_shows_roles_capacity_and_modes() -> None:
     assert "(eta + 1) * B = (2 + 1) * 128 = 384 episodes in flight at most" in plan
     assert "B = 128 episodes = 16 groups x 8" in plan
     assert "xccl, broadcast over nccl" in plan
+
+
+def test_a_page_that_hangs_is_found_out_before_its_episode_is_out_of_time() -> None:
+    text = problem_of("laptop", "env.action_timeout_s=30")
+    assert "env.action_timeout_s must be < half of env.episode_timeout_s (60), got 30" in text

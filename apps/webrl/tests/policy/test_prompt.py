@@ -93,6 +93,11 @@ def test_what_came_of_an_action_stands_below_it_on_lines_of_its_own() -> None:
     assert len(action_lines("wait()", ["popup: x"] * 100).splitlines()) == 1 + MAX_EVENTS
 
 
+def test_a_whole_reply_in_place_of_an_action_is_cut() -> None:
+    reply = "I will think step by step about the page.\n" * 450
+    assert len(user_text("Go.", [reply] * 4)) < 4 * 6 * 250
+
+
 def test_a_prompt_that_is_too_long_loses_its_oldest_actions(processor: PolicyProcessor) -> None:
     actions = [f"left_click({n}, {n})" for n in range(100)]
     prompt = processor.build_prompt("Go.", actions, 1, max_tokens=200)

@@ -36,6 +36,8 @@ _READ_WAITS_S = (0.0, 0.0, 0.05, 0.2, 0.5)
 warning some time after the navigation failed."""
 _CLEAR_TAB = "try { sessionStorage.clear(); name = ''; } catch { /* a page without an origin */ }"
 _FETCH_DEADLINE_S = 1.0
+_MAX_EVENTS = 50
+"""Events of one action that are kept: a page can bring about any number."""
 _HARMLESS = frozenset({"invalid_action", "no_effect", "refused"})
 """Events that leave a page as it was."""
 _MOVING = (
@@ -388,8 +390,9 @@ class PageEvents:
     def note(self, kind: EventKind, detail: str) -> None:
         """Record an event."""
         self.is_disturbed |= kind not in _HARMLESS
-        text = without_credentials(without_surrogates(detail))
-        self._events.append(Event(kind, text[:_SHOWN_LENGTH]))
+        if len(self._events) < _MAX_EVENTS:
+            text = without_credentials(without_surrogates(detail))
+            self._events.append(Event(kind, text[:_SHOWN_LENGTH]))
 
     def adopt(self, events: tuple[Event, ...]) -> None:
         """Take over what happened in a page that is gone."""

@@ -252,7 +252,7 @@ def _task_problems(config: WebRLConfig) -> list[Problem]:
         note("tasks", "must hold one to train on, got only split = 'test'. Add a task.")
     if config.test_rollout.enabled and all(task.split == "train" for task in config.tasks):
         note("tasks", "must hold one for the test rollout, got only split = 'train'. Add a task.")
-    return problems + _judge_problems(config)
+    return problems + _judge_problems(config) + _time_problems(config)
 
 
 def _judge_problems(config: WebRLConfig) -> list[Problem]:
@@ -270,6 +270,18 @@ def _judge_problems(config: WebRLConfig) -> list[Problem]:
         f"{config.judge.deadline_s:g}: the verdict is part of the episode. Lower it."
     )
     return [Problem(key="judge.deadline_s", message=message)]
+
+
+def _time_problems(config: WebRLConfig) -> list[Problem]:
+    """A page that the policy makes hang is found out before its episode is out of time."""
+    if config.env.action_timeout_s < config.env.episode_timeout_s / 2:
+        return []
+    message = (
+        f"must be < half of env.episode_timeout_s ({config.env.episode_timeout_s:g}), got "
+        f"{config.env.action_timeout_s:g}: else a page that the policy makes hang is a fault "
+        "instead of its failure. Lower it."
+    )
+    return [Problem(key="env.action_timeout_s", message=message)]
 
 
 def _room_problems(config: WebRLConfig) -> list[Problem]:

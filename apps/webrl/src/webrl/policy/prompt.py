@@ -76,18 +76,29 @@ TINY_CHAT_TEMPLATE = """\
 
 MAX_EVENTS = 5
 """Events of one action that a prompt tells; a page can bring about any number."""
+_LINE_LENGTH = 240
+"""Characters of one line: an action has at most 200, an event its kind besides."""
 
 
 def user_text(
     goal: str, previous_actions: Sequence[str], elements: Sequence[str] | None = None
 ) -> str:
-    """Return the text of the user's turn: goal, actions so far, numbered elements, one a line."""
+    """Return the text of the user's turn: goal, actions so far, numbered elements, one a line.
+
+    Args:
+        previous_actions: As `action_lines` gives them; what is longer, such as a whole reply, is cut.
+    """
     lines = [f"Goal: {plain(goal)}"]
     if previous_actions:
-        lines += ["Previous actions:", *map(plain, previous_actions)]
+        lines += ["Previous actions:", *map(_entry, previous_actions)]
     if elements is not None:
         lines += ["Elements:", *(map(plain_line, elements) if elements else ["none"])]
     return "\n".join(lines) + "\n"
+
+
+def _entry(text: str) -> str:
+    lines = text.splitlines()[: 1 + MAX_EVENTS]
+    return plain("\n".join(line[:_LINE_LENGTH] for line in lines))
 
 
 def action_lines(action: str, events: Sequence[str]) -> str:

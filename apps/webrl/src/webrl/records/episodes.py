@@ -72,6 +72,7 @@ def _member(record: EpisodeRecord, trajectory: object) -> dict[str, object]:
         "task": trajectory.task,
         "seed": trajectory.seed,
         "outcome": trajectory.outcome,
+        "ending": trajectory.ending,
         "worker": record.worker,
         "started_s": round(record.started_s, _DIGITS),
         "ended_s": round(record.ended_s, _DIGITS),

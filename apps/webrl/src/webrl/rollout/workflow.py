@@ -42,6 +42,9 @@ from webrl.rollout.latency import page_latency_s
 from webrl.rollout.trajectory import EpisodeTask, ImageRef, Step, Trajectory
 from webrl.tasks import Rubric, Task
 
+_SPARE_TOKENS = 8
+"""Tokens of the context that servers keep for themselves: SGLang takes up to six."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkflowConfig:
@@ -304,8 +307,8 @@ class WebTaskWorkflow:
             sizes = [*((ref.height, ref.width) for ref in shown)]
             sizes.append((observation.height, observation.width))
             num_image_tokens = sum(self._processor.num_image_tokens(*size) - 1 for size in sizes)
-            max_tokens = self._config.context_length - self._config.max_new_tokens
-            max_tokens -= num_image_tokens
+            room = self._config.context_length - _SPARE_TOKENS - self._config.max_new_tokens
+            max_tokens = room - num_image_tokens
         return self._processor.build_prompt(
             episode.goal,
             previous,
