@@ -5,14 +5,15 @@ Invariants:
 * a `new_context` task gets a context that no other episode has seen or will see;
 * the other modes share one context, replaced after a number of episodes that differs from session
   to session, so that the pool never recycles all at once;
-* at most `pages_per_session` pages are kept; beyond that, the one that waited longest is led to the
-  next task;
+* at most `pages_per_session` pages are kept; beyond that, one of them is led to the next task. It is
+  drawn: where tasks come in turn, the one that waited longest is just the one that comes next;
 * a kept page goes on as it is only where nothing but input happened in it: after a dialog, a popup or
   another document, it is opened again.
 """
 
 from __future__ import annotations
 
+import random
 from typing import Protocol
 
 from webrl.browser.arrival import check_arrival
@@ -83,7 +84,8 @@ class PageCache:
         self._fresh: LiveContext | None = None
         self.browser: LiveBrowser | None = None
         """The browser of the newest episode, dead or alive."""
-        self._pages: dict[str, LivePage] = {}  # by address, the longest unused one first
+        self._pages: dict[str, LivePage] = {}  # by address
+        self._generator = random.Random(number)
 
     async def page_for(self, task: Task) -> LivePage:
         """Return a page that shows `task`, ready to start an episode.
@@ -181,9 +183,9 @@ class PageCache:
         return page
 
     async def _spare_page(self, context: LiveContext) -> LivePage:
-        """Return a page for another task: a new one, or at capacity the one that waited longest."""
+        """Return a page for another task: a new one, or at capacity one of those that are kept."""
         while len(self._pages) >= self._pool.config.pages_per_session:
-            page = self._pages.pop(next(iter(self._pages)))
+            page = self._pages.pop(self._generator.choice([*self._pages]))
             if page.is_usable:
                 return page
             await page.aclose()
