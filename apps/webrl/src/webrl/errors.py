@@ -117,7 +117,7 @@ class RunFailedError(WebRLError, RuntimeError):
 
 
 class BrowserFault(WebRLError, RuntimeError):
-    """An episode ended because of its environment, never because of the policy.
+    """A page, a browser or its driver failed; `webrl.endings` says whose doing that is.
 
     Not raised for an action that does nothing, for a dialog, a popup or a refused download: those
     are events.

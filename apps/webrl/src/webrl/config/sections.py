@@ -165,7 +165,8 @@ class EnvSection(Section):
     action_timeout_s: Annotated[Positive, "Typical value: 10."] = 10.0
     """Deadline of one browser action, in seconds."""
     episode_timeout_s: Annotated[Positive, "Typical value: 120."] = 120.0
-    """Deadline of one episode, in seconds; past it the episode is a fault, not a failure."""
+    """Deadline of one episode, in seconds; past it the episode is a fault, not a failure. Its own
+    actions may take half of it: past that it ends as a failure."""
     page_latency_s: Annotated[NonNegative, "Use 0 for none."] = 0.0
     """Mean of an artificial wait before each action, in seconds: a slow site on a fast machine."""
     page_latency_cv: Annotated[NonNegative, "Use 0 for a fixed wait."] = 1.0
