@@ -6,8 +6,8 @@ import pytest
 from awrl_rollout import Fault, FaultBreaker, FaultKind, StarvedError
 
 
-def fault(kind: FaultKind = FaultKind.SITE_BLOCKED) -> Fault:
-    return Fault(kind=kind, boundary="test", error_type="", message="")
+def fault(kind: FaultKind = FaultKind.SITE_BLOCKED, message: str = "") -> Fault:
+    return Fault(kind=kind, boundary="test", error_type="", message=message)
 
 
 def test_a_few_faults_at_the_start_do_not_stop_a_run() -> None:
@@ -47,3 +47,16 @@ def test_it_can_be_switched_off() -> None:
     breaker = FaultBreaker(max_share=None, window=1)
     breaker.note(fault())
     breaker.check()
+
+
+def test_the_last_message_of_each_kind_is_told_shortened_to_a_line() -> None:
+    breaker = FaultBreaker(max_share=0.5, window=3)
+    breaker.note(fault(FaultKind.TIMEOUT, "x.org did not answer"))
+    breaker.note(fault(FaultKind.PAGE_ERROR, "an earlier one"))
+    breaker.note(fault(FaultKind.PAGE_ERROR, f"script threw: a is not b {'.' * 999}\n  at line 3"))
+    with pytest.raises(StarvedError) as caught:
+        breaker.check()
+    _, first, second = str(caught.value).splitlines()
+    assert first.startswith("  the last page_error: script threw: a is not b ..")
+    assert len(first) < 450
+    assert second == "  the last timeout: x.org did not answer"

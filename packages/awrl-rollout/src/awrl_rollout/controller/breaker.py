@@ -14,6 +14,9 @@ from awrl_rollout.errors import StarvedError
 NOT_COUNTED: frozenset[FaultKind] = frozenset({FaultKind.CANCELLED, FaultKind.WORKER_LOST})
 """Ours, not the environment's: cancelled on request, or one dead worker that took many along."""
 
+TEXT_LENGTH = 400
+"""Characters of a fault's message that an error repeats."""
+
 
 class FaultBreaker:
     """Watches how the last episodes ended.
@@ -28,6 +31,8 @@ class FaultBreaker:
         self._last: deque[FaultKind | None] = deque(maxlen=window)
         self._num_faults = 0
         self._opened: str | None = None
+        self._texts: dict[FaultKind, str] = {}
+        """The last message of each kind."""
 
     @property
     def is_open(self) -> bool:
@@ -39,6 +44,8 @@ class FaultBreaker:
         kind = None if fault is None else fault.kind
         if kind in NOT_COUNTED:
             return
+        if fault is not None:
+            self._texts[fault.kind] = fault.message.strip().partition("\n")[0][:TEXT_LENGTH]
         if len(self._last) == self._window and self._last[0] is not None:
             self._num_faults -= 1
         self._last.append(kind)
@@ -47,12 +54,13 @@ class FaultBreaker:
         if self._max_share is None or self._opened is not None or not is_full:
             return
         if self._num_faults > self._max_share * self._window:
-            kinds = Counter(item.value for item in self._last if item is not None)
-            listed = ", ".join(f"{name} {count}" for name, count in kinds.most_common())
+            kinds = Counter(item for item in self._last if item is not None).most_common()
+            listed = ", ".join(f"{kind.value} {count}" for kind, count in kinds)
+            told = (f"\n  the last {kind.value}: {self._texts[kind]}" for kind, _ in kinds)
             self._opened = (
                 f"share of faults must be at most {self._max_share} over {self._window} "
                 f"episodes, got {self._num_faults / self._window:.2f} ({listed}). Mend the most "
-                "frequent kind, or raise max_fault_share."
+                f"frequent kind, or raise max_fault_share.{''.join(told)}"
             )
 
     def check(self) -> None:
