@@ -42,7 +42,7 @@ from webrl.policy import PolicyProcessor, load_policy
 from webrl.rollout.batch_source import GroupFilter
 from webrl.rollout.trajectory import Trajectory
 from webrl.rollout.worker import RolloutWorker
-from webrl.run.run import ensure_policy
+from webrl.run.first_policy import ensure_policy
 from webrl.servers.server_actor import InferenceServer
 from webrl.training.rows import (
     AdvantageConfig,

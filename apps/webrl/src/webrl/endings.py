@@ -218,8 +218,14 @@ def ending_of(error: Exception, *, is_page_at_fault: bool = False) -> Ending:
     return ENDINGS[next(names, "workflow_error")]
 
 
-def as_fault(error: Exception) -> EpisodeFaultError:
-    """Return `error` as the executor records it, to be raised from it."""
+def as_fault(error: Exception, site: str = "") -> EpisodeFaultError:
+    """Return `error` as the executor records it, to be raised from it.
+
+    Args:
+        site: Where it was met, for its message.
+    """
     ending = ending_of(error)
     assert ending.fault is not None  # only pages that the policy acted on end otherwise
-    return EpisodeFaultError(ending.fault, str(error), boundary=ending.boundary)
+    return EpisodeFaultError(
+        ending.fault, f"{site}: {error}" if site else str(error), boundary=ending.boundary
+    )

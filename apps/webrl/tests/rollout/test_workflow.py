@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from awrl_rollout import (
 from webrl.actions import ActionMode
 from webrl.browser import BrowserConfig, BrowserPool, Deadlines
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
+from webrl.rollout.broken_pages import BrokenPages
 from webrl.rollout.trajectory import EpisodeTask, Trajectory
 from webrl.rollout.workflow import WebTaskWorkflow, WorkflowConfig
 from webrl.tasks import Task, load_task
@@ -81,6 +83,7 @@ def run_episode(
     greedy: bool = False,
     mode: ActionMode = "coordinates",
     task: Task | None = None,
+    broken_pages: BrokenPages | None = None,
     **changes: object,
 ) -> EpisodeResult | None:
     async def main() -> EpisodeResult | None:
@@ -98,6 +101,7 @@ def run_episode(
                     WorkflowConfig(temperature=0.7, max_new_tokens=9, action_mode=mode),
                     **changes,  # type: ignore[arg-type]
                 ),
+                broken_pages=broken_pages,
             )
             context = EpisodeContext(slot=0, worker="w", attempt=0, clock=LoopClock())
             payload = EpisodeTask(definition=task or load_task(TASK), seed=5, greedy=greedy)
@@ -231,3 +235,16 @@ def test_a_server_that_does_not_answer_is_a_fault_and_no_reward(
         run_episode(processor, Says(processor, None))
     assert caught.value.kind is FaultKind.GENERATION_ERROR
     assert caught.value.boundary == "generation"
+
+
+def test_a_page_whose_script_fails_is_named_and_kept_as_a_picture(
+    processor: PolicyProcessor, tmp_path: Path
+) -> None:
+    task = msgspec.structs.replace(load_task(TASK), start_script="window.begin_it(SEED)")
+    pages = BrokenPages(tmp_path)
+    with pytest.raises(EpisodeFaultError, match="begin_it is not a function") as caught:
+        run_episode(processor, Says(processor, None), task=task, broken_pages=pages)
+    assert caught.value.kind is FaultKind.PAGE_ERROR
+    [picture] = (tmp_path / "broken-pages").iterdir()
+    assert picture.stem == "page_error"
+    assert picture.stat().st_size > 100

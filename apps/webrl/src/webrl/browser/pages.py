@@ -84,6 +84,8 @@ class PageCache:
         self._fresh: LiveContext | None = None
         self.browser: LiveBrowser | None = None
         """The browser of the newest episode, dead or alive."""
+        self.newest: LivePage | None = None
+        """The page that was opened or led to a task last, dead or alive."""
         self._pages: dict[str, LivePage] = {}  # by address
         self._generator = random.Random(number)
 
@@ -115,6 +117,7 @@ class PageCache:
         Raises:
             BrowserFault: The site is down, may not be reached, or takes the browser for a robot's.
         """
+        self.newest = page
         address = self._pool.address(task)
         page.stays_on = address[: -len(task.url)] if task.is_local else None
         if page.stays_on is not None and self.context_of(task).num_episodes > 1:

@@ -160,6 +160,16 @@ class BrowserSession:
             raise RuntimeError("evaluate must follow reset, got no episode. Call reset first.")
         return await self._episode.page.evaluate(script)
 
+    async def last_look(self) -> bytes | None:
+        """Return what the newest page shows, None where nothing can be seen any more."""
+        page = self._pages.newest
+        if page is None or not page.is_usable:
+            return None
+        try:
+            return await page.screenshot()
+        except BrowserFault:
+            return None
+
     async def aclose(self) -> None:
         """Close the pages and give the slot back; a second time does nothing."""
         self._episode = None

@@ -37,6 +37,12 @@ def open_worker_log() -> None:
     configure_log(logging.StreamHandler())
 
 
+def worker_log_folder() -> Path | None:
+    """Return the folder of this process's log, None where its output stays where it is."""
+    path = os.environ.get(WORKER_LOG)
+    return Path(path).parent if path else None
+
+
 def log_tail(path: Path, num_lines: int = LOG_TAIL_LINES) -> str:
     """Return the last lines of a log file, or a note that there is none."""
     try:

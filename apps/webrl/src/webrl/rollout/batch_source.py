@@ -268,8 +268,11 @@ class EverlastingRollouts:
 
     def describe(self) -> str:
         """Return how far the next batch is, and what the last groups were."""
-        ready = self._controller.statistics().num_ready_episodes
-        return f"{ready} episodes are ready, {self._filter.describe()}"
+        figures = self._controller.statistics()
+        return (
+            f"{figures.num_ready_episodes} episodes are ready, {figures.num_faults} of "
+            f"{figures.num_completed} were faults, {self._filter.describe()}"
+        )
 
     async def metrics(self, seconds: float) -> dict[str, float]:
         """Return the figures of controller and filter, and the slots' idle share."""

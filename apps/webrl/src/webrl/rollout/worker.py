@@ -37,10 +37,11 @@ from awrl_rollout import (
 
 from webrl.browser import BrowserConfig, BrowserPool
 from webrl.cluster.network import LOCAL, NetworkConfig
-from webrl.cluster.worker_log import open_worker_log
+from webrl.cluster.worker_log import open_worker_log, worker_log_folder
 from webrl.config import JudgeSection
 from webrl.judge import Judge
 from webrl.policy import PolicyProcessor
+from webrl.rollout.broken_pages import BrokenPages
 from webrl.rollout.workflow import WebTaskWorkflow, WorkflowConfig
 from webrl.tasks import Task
 
@@ -139,10 +140,8 @@ class RolloutWorker:
             judge = await self._stack.enter_async_context(aclosing(Judge(spec.judge)))
         pool = await self._stack.enter_async_context(BrowserPool(spec.browser))
         notifier = None
-        if self._callback is not None:
-            notifier = CallbackNotifier(
-                self._callback.url, token=self._callback.token, worker=self._name
-            )
+        if (target := self._callback) is not None:
+            notifier = CallbackNotifier(target.url, token=target.token, worker=self._name)
             self._stack.push_async_callback(notifier.aclose)
         self._router = StickyRouter(server_urls, connect=spec.network.client)
         self._stack.push_async_callback(self._router.aclose)
@@ -156,6 +155,7 @@ class RolloutWorker:
             processor=PolicyProcessor.from_pretrained(spec.policy_path),
             config=spec.workflow,
             judge=judge,
+            broken_pages=BrokenPages(worker_log_folder()),
         )
         self._stack.push_async_callback(workflow.aclose)
         retry = RetryPolicy(max_retries=spec.max_attempts - 1, base_delay_s=RETRY_DELAY_S)

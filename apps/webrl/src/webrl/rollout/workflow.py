@@ -35,9 +35,10 @@ from awrl_rollout import (
 from webrl.actions import ActionMode, Answer, InvalidAction, parse_action, show_action
 from webrl.browser import BrowserPool, BrowserSession, Observation, StepOutcome
 from webrl.endings import EPISODE_ERRORS, EndReason, as_fault
-from webrl.errors import JudgeError
+from webrl.errors import BrowserFault, JudgeError
 from webrl.judge import Evidence, Judge, Verdict
 from webrl.policy import PolicyProcessor, action_lines
+from webrl.rollout.broken_pages import BrokenPages
 from webrl.rollout.latency import page_latency_s
 from webrl.rollout.trajectory import EpisodeTask, ImageRef, Step, Trajectory
 from webrl.tasks import Rubric, Task
@@ -109,6 +110,7 @@ class WebTaskWorkflow:
         pixels: Where screenshots go; None (evaluation) keeps none and leaves keys empty.
         processor: Builds prompts and decodes actions.
         judge: Judges the episodes of tasks with a rubric; they need one.
+        broken_pages: Keeps a picture of pages that ended an episode in a fault.
     """
 
     def __init__(
@@ -121,7 +123,9 @@ class WebTaskWorkflow:
         processor: PolicyProcessor,
         config: WorkflowConfig,
         judge: Judge | None = None,
+        broken_pages: BrokenPages | None = None,
     ) -> None:
+        self._broken_pages = broken_pages
         self._judge = judge
         self._pool = pool
         self._first_task = first_task
@@ -171,7 +175,12 @@ class WebTaskWorkflow:
             trajectory = await self._run(request.episode_id, payload, context)
             is_done = True
         except EPISODE_ERRORS as error:
-            raise as_fault(error) from error
+            task = payload.definition
+            fault = as_fault(error, site=f"{task.full_name} ({task.url})")
+            session = self._sessions.get(context.slot)
+            if self._broken_pages is not None and session and isinstance(error, BrowserFault):
+                await self._broken_pages.keep(session, fault.kind.value)
+            raise fault from error
         finally:
             if not is_done:
                 await self._release(request.episode_id)

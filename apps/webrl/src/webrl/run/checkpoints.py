@@ -118,9 +118,13 @@ class Recorder:
         """Lines of the logs that the disk refused."""
         return self._episodes.num_refused + self._batches.num_refused
 
+    def has_news(self, progress: Progress) -> bool:
+        """Return whether the weights are others than those that were saved or started from."""
+        return progress.version != self._saved
+
     def is_due(self, progress: Progress) -> bool:
         """Return whether it is time to save: after the first update, then by versions and by time."""
-        if progress.version == self._saved:
+        if not self.has_news(progress):
             return False
         if self._saved_s is None or progress.version % self._save_every == 0:
             return True
@@ -133,7 +137,7 @@ class Recorder:
         Raises:
             EngineCallError: The disk refused a write; the previous checkpoints are whole.
         """
-        if progress.version == self._saved:
+        if not self.has_news(progress):
             return
         await self.write_snapshot()
         state = pack_state(progress, self._stream)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import torch
 from awrl_pixelstore import PixelStoreUnavailable
 from awrl_rollout import (
     CallbackServer,
@@ -25,7 +24,7 @@ from awrl_rollout import (
     UnwrappedTaskGroup,
 )
 from awrl_staleness import StalenessManager
-from awrl_trainer import PublishError, latest_complete_checkpoint, new_folder
+from awrl_trainer import PublishError, latest_complete_checkpoint
 from rich.console import Console
 
 from webrl.cluster.ray_cluster import ray_cluster
@@ -35,7 +34,6 @@ from webrl.evaluation.manager import EvaluationManager
 from webrl.evaluation.statistics import EvaluationResult
 from webrl.launch import component_configs, run_tasks
 from webrl.launch.system import System, launch, stop_each
-from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
 from webrl.process_log import log_to_file
 from webrl.records.live_view import LiveView
 from webrl.records.metrics import MetricLog, continued, is_total
@@ -49,6 +47,7 @@ from webrl.rollout.batch_source import (
 from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.worker import CallbackTarget, RolloutWorker
 from webrl.run.checkpoints import Recorder
+from webrl.run.first_policy import ensure_policy
 from webrl.run.server_recovery import ServerRecovery
 from webrl.run.supervisor import Supervisor, WorkerPlan
 from webrl.run.weight_updates import connect_weights
@@ -67,9 +66,6 @@ logger = logging.getLogger(__name__)
 
 SHOW_CURSOR = "\x1b[?25h"
 """Undoes what the live panel did to a terminal."""
-
-POLICY_FOLDER = "policy"
-"""Folder of a made policy within the run's."""
 
 BATCH_DEADLINE_S = 3600.0
 """A batch that does not fill for an hour ends the run with the controller's account of why."""
@@ -165,6 +161,7 @@ class Run:
             recovery = ServerRecovery(
                 system, weights, self._view, version=version, max_restarts=limit
             )
+            num_before = progress.num_finished_episodes
             group_filter = GroupFilter(
                 stream,
                 recorder.note_group,
@@ -179,6 +176,8 @@ class Run:
             self._view.note("training")
             self._trainer, self._phase = trainer, "training"
             await self._train_and_save(trainer, ranks, supervisor, recorder, evaluation)
+            totals = {"rollout/episodes_total": num_before + float(group_filter.num_episodes)}
+            progress.totals = {**progress.totals, **totals}
             group_filter.check()
             if not self._is_asked:
                 await self._finish(progress, evaluation)
@@ -207,8 +206,9 @@ class Run:
             failure = error
         if self._controller is not None:
             self._controller.pause_admission()
-        self._view.note(f"saving version {trainer.progress.version}")
-        await recorder.save(trainer.progress)
+        if recorder.has_news(trainer.progress):
+            self._view.note(f"saving version {trainer.progress.version}")
+            await recorder.save(trainer.progress)
         if failure is not None:
             raise RunFailedError(str(failure)) from failure
 
@@ -302,6 +302,7 @@ class Run:
             )
 
     def _reach_time_limit(self) -> None:
+        self._view.note("time_limit_s is reached: an update that has begun is finished")
         self._is_time_over = True
         self._stop.set()
 
@@ -507,7 +508,7 @@ def _run_logged(config: WebRLConfig, folders: RunFolders, *, resume: bool, conso
             progress = None
         except WebRLError as error:
             error.add_note(
-                f"Logs: {folders.log} and {folders.logs}. The run: {_what_is_left(config, folders)}."
+                f"Logs: {folders.log}, and {folders.logs} with pictures of pages that broke. The run: {_what_is_left(config, folders)}."
             )
             raise
         finally:
@@ -555,35 +556,6 @@ def _run_to_its_end(
             resume = latest_complete_checkpoint(folders.state) is not None
 
 
-def ensure_policy(config: WebRLConfig, run_dir: Path) -> Path:
-    """Return the folder of the starting policy, made when the configuration names none.
-
-    A made policy appears as a whole: a run that was killed in mid-warm-up makes it again.
-
-    Raises:
-        WebRLError: The disk refused a file.
-    """
-    if config.policy.path is not None:
-        return Path(config.policy.path).resolve()
-    folder = (run_dir / POLICY_FOLDER).resolve()
-    if folder.is_dir():
-        return folder
-    section = config.policy.init
-    # A tiny model gains nothing from threads, and loses much when they wait for each other.
-    torch.set_num_threads(1)
-    initial = InitPolicyConfig(
-        seed=config.seed if section.seed is None else section.seed,
-        warmup=WarmupConfig(
-            num_updates=section.num_updates,
-            batch_size=section.batch_size,
-            learning_rate=section.lr,
-        ),
-    )
-    with new_folder(folder, is_marked=False) as partial:
-        init_policy(partial, initial)
-    return folder
-
-
 def _describe_end(progress: Progress, folders: RunFolders, console: Console) -> None:
     """Print where the results are."""
     console.print(
@@ -594,4 +566,5 @@ def _describe_end(progress: Progress, folders: RunFolders, console: Console) -> 
     console.print(f"  metrics       {folders.root / 'metrics.jsonl'}")
     console.print(f"  evaluations   {folders.evaluations}")
     console.print(f"  trajectories  {folders.samples}")
-    console.print(f"  policy        {latest_complete_checkpoint(folders.policies)}")
+    if (newest := latest_complete_checkpoint(folders.policies)) is not None:
+        console.print(f"  policy        {newest}")
