@@ -26,7 +26,6 @@ from awrl_trainer.weights.sender import WeightSender
 from awrl_trainer.weights.snapshot import SnapshotWriter
 
 __all__ = [
-    "WHOLE",
     "ActorConfig",
     "Batch",
     "BatchError",
@@ -44,6 +43,7 @@ __all__ = [
     "TensorSpec",
     "TrainRow",
     "UpdateResult",
+    "WHOLE",
     "WeightPublisher",
     "WeightReceiver",
     "WeightSender",
