@@ -60,7 +60,7 @@ def _tasks_of_file(name: str, stamp: object) -> list[Task]:
 
 
 def _stamp(path: str) -> object:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         found = Path(path).stat()
         return found.st_ino, found.st_size, found.st_mtime_ns
     return None
