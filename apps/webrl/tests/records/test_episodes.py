@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from webrl.records.episodes import image_suffix, write_sample
+from awrl_rollout import EpisodeRecord, Outcome
+from webrl.records.episodes import EpisodeLog, image_suffix, write_sample
 from webrl.rollout.trajectory import (
     ImageRef,
     Step,
@@ -13,6 +16,7 @@ from webrl.rollout.trajectory import (
     decode_trajectory,
     encode_trajectory,
 )
+from webrl.rollout.worker import EpochClock
 
 STEP = Step(
     prompt_ids=[1, 2],
@@ -59,6 +63,37 @@ def test_a_sample_is_one_folder_with_its_pictures(tmp_path: Path) -> None:
     assert record["advantage"] == -0.5
     assert record["steps"][0]["versions"] == [7]
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_sample_holds_the_text_of_its_tokens(tmp_path: Path) -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return "-".join(map(str, ids))
+
+    folder = write_sample(tmp_path, "5/2", TRAJECTORY, {}, {}, decode)
+    record = json.loads((folder / "trajectory.json").read_text())
+    assert [(step["prompt"], step["output"]) for step in record["steps"]] == [("1-2", "3")] * 2
+
+
+def test_an_episode_says_when_and_in_which_slot_it_ran(tmp_path: Path) -> None:
+    clock = EpochClock()
+    before_s, started_s = time.time(), clock.time()
+    record = EpisodeRecord(
+        episode_id="0/0",
+        group_id="0",
+        outcome=Outcome.SUCCESS,
+        payload=TRAJECTORY,
+        worker="w",
+        slot=3,
+        started_s=started_s,
+        ended_s=clock.time(),
+    )
+    log = EpisodeLog(tmp_path / "episodes.jsonl")
+    log.note([record])
+    log.close()
+    [member] = json.loads((tmp_path / "episodes.jsonl").read_text())["members"]
+    assert member["slot"] == 3
+    # The clock of metrics.jsonl, but for what it was set by meanwhile.
+    assert abs(member["started_s"] - before_s) < 60
 
 
 def test_writing_again_replaces_the_folder(tmp_path: Path) -> None:

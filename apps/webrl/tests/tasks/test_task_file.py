@@ -29,6 +29,8 @@ def test_lines_become_tasks_of_the_suite_web(tmp_path: Path) -> None:
         Viewport(1280, 720),
     )
     assert (second.full_name, second.max_steps, second.viewport) == ("web/b", 3, Viewport(640, 480))
+    pair = GOOD.replace('"answer"', '"viewport": [160, 224], "answer"')
+    assert load_task_file(_file(tmp_path, pair))[0].viewport == Viewport(160, 224)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,10 @@ def test_lines_become_tasks_of_the_suite_web(tmp_path: Path) -> None:
         ('{"name": "b", "url": "https://b.example/"}', "missing required field `goal`"),
         (GOOD.replace('"answer"', '"answr"'), "unknown field `answr`"),
         (GOOD.replace('"4[0-9]"', '"4["'), "answer must be a regular expression, got '4['"),
-        (GOOD.replace('"answer": "4[0-9]"', '"max_steps": 3'), "an evaluator must be set"),
+        (
+            GOOD.replace('"answer": "4[0-9]"', '"max_steps": 3'),
+            "Give answer, final_url or state_script.",
+        ),
         (GOOD.replace("https://a.example/", "file:///etc/passwd"), "url must start with http"),
         (GOOD.replace('"What?"', '" "'), "goal must not be blank"),
         (GOOD.replace('"answer": "4[0-9]"', '"answer": "x", "max_steps": 0'), "max_steps must be"),

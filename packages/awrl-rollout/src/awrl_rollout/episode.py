@@ -117,8 +117,10 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
     """Name of the worker that ran it."""
     started_s: float = 0.0
-    """Seconds on the worker's clock; comparable within one worker only."""
+    """Seconds on the clock of the worker's executor."""
     ended_s: float = 0.0
+    slot: int | None = None
+    """Index of the worker's slot that ran it; None for what never had one."""
 
     @property
     def has_ended_well(self) -> bool:
@@ -134,6 +136,7 @@ def record_of(
     num_attempts: int = 1,
     started_s: float = 0.0,
     ended_s: float = 0.0,
+    slot: int | None = None,
 ) -> EpisodeRecord:
     """Return the record of an episode that ended with a result, a fault, or None: filtered out."""
     result = answer if isinstance(answer, EpisodeResult) else None
@@ -158,4 +161,5 @@ def record_of(
         worker=worker,
         started_s=started_s,
         ended_s=ended_s,
+        slot=slot,
     )

@@ -4,6 +4,7 @@ Invariants:
     * one line of `episodes.jsonl` per group that ended, rejected ones included, in the order of
       their completion;
     * one line of `batches.jsonl` per update, and no episode in two of them, restarts included;
+    * times are seconds since the epoch, as in `metrics.jsonl`;
     * a line is written whole, and so is the folder of a sampled trajectory, which appears by rename.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def _member(record: EpisodeRecord, trajectory: object) -> dict[str, object]:
         "outcome": trajectory.outcome,
         "ending": trajectory.ending,
         "worker": record.worker,
+        "slot": record.slot,
         "started_s": round(record.started_s, _DIGITS),
         "ended_s": round(record.ended_s, _DIGITS),
         "oldest_version": record.oldest_version,
@@ -94,6 +96,7 @@ def write_sample(
     trajectory: Trajectory,
     images: Mapping[str, bytes],
     extra: Mapping[str, Any],
+    decode: Callable[[Sequence[int]], str] | None = None,
 ) -> Path:
     """Write one trajectory and its screenshots under `root`.
 
@@ -102,6 +105,7 @@ def write_sample(
         episode_id: Names the folder; slashes become dashes.
         images: Encoded bytes by key; a key without bytes is left out of the folder.
         extra: Further JSON fields, such as the advantage and the version that trained it.
+        decode: Makes the texts that stand beside the token ids of each step; none when None.
 
     Returns:
         The folder that was written.
@@ -115,7 +119,11 @@ def write_sample(
         if key in images:
             names[key] = f"screen-{index:02d}{image_suffix(images[key])}"
             (partial / names[key]).write_bytes(images[key])
-    record = {**extra, "episode_id": episode_id, "files": names, **trajectory_dict(trajectory)}
+    record: dict[str, Any] = {**extra, "episode_id": episode_id, "files": names}
+    record |= trajectory_dict(trajectory)
+    if decode is not None:
+        for step in record["steps"]:
+            step["prompt"], step["output"] = decode(step["prompt_ids"]), decode(step["output_ids"])
     (partial / "trajectory.json").write_text(json.dumps(record, indent=1))
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

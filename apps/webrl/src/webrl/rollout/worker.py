@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
@@ -91,6 +92,21 @@ class WorkerSpec:
     """Sessions are spawned and torn down around each round, instead of living on."""
     network: NetworkConfig = LOCAL
     """How to talk to the inference servers."""
+
+
+class EpochClock:
+    """Seconds since the epoch that never run backwards: what all logs of a run are written in."""
+
+    def __init__(self) -> None:
+        self._origin_s = time.time() - time.monotonic()
+
+    def time(self) -> float:
+        """Return the time now."""
+        return self._origin_s + time.monotonic()
+
+    async def sleep(self, delay_s: float) -> None:
+        """Return `delay_s` seconds from now."""
+        await asyncio.sleep(delay_s)
 
 
 class RolloutWorker:
@@ -176,6 +192,7 @@ class RolloutWorker:
             deadline_s=limit_s,
             on_finished=notifier,
             retry=retry,
+            clock=EpochClock(),
         )
         if not spec.is_synchronous:
             async with UnwrappedTaskGroup() as group:

@@ -41,6 +41,7 @@ class Recorder:
         save_every: Versions between two of them.
         save_every_s: Longest time without one while there are updates, in seconds; None for no limit.
         sample_every: One group in so many is kept whole.
+        decode: Makes the texts beside the token ids of what is kept.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Recorder:
         save_every: int,
         save_every_s: float | None,
         sample_every: int,
+        decode: Callable[[Sequence[int]], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folders = folders
@@ -65,6 +67,7 @@ class Recorder:
         self._save_every_s = save_every_s
         self._clock = clock
         self._sample_every = sample_every
+        self._decode = decode
         self._episodes = EpisodeLog(folders.root / "episodes.jsonl")
         self._batches = BatchLog(folders.root / "batches.jsonl")
         for left_over in folders.samples.glob("*.partial"):
@@ -109,7 +112,14 @@ class Recorder:
         data = {key: data for key, data in images.items() if isinstance(data, bytes)}
         facts = {"advantage": advantage, "group_id": member.group_id}
         try:
-            write_sample(self._folders.samples, member.episode_id, member.trajectory, data, facts)
+            write_sample(
+                self._folders.samples,
+                member.episode_id,
+                member.trajectory,
+                data,
+                facts,
+                decode=self._decode,
+            )
         except OSError as error:
             logger.warning("sample of %s is not kept: %s", member.episode_id, error)
 

@@ -241,6 +241,7 @@ class Run:
             save_every=self._config.checkpoint.save_every,
             save_every_s=self._config.checkpoint.save_every_s,
             sample_every=self._config.logging.sample_every,
+            decode=system.processor.decode,
         )
 
     async def _train(

@@ -119,7 +119,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         if all(evaluator is None for evaluator in evaluators):
             raise TaskError(
                 f"an evaluator must be set, got none for {self.full_name}. "
-                "Give answer, final_url, state_script or rubric."
+                "Give answer, final_url or state_script."
             )
         if self.rubric is not None and self.state_script is not None:
             raise TaskError(

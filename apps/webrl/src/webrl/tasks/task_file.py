@@ -37,7 +37,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     start_script: str | None = None
     success_threshold: float = 0.5
     max_steps: int = 30
-    viewport: Viewport = _DEFAULT_VIEWPORT
+    viewport: Viewport | tuple[int, int] = _DEFAULT_VIEWPORT
     settle_s: float = 10.0
     allow_private: bool = False
 
@@ -93,4 +93,7 @@ def _task(line: _Line) -> Task:
         )
     if not line.goal.strip():
         raise TaskError("goal must not be blank, got ''. Say what the policy shall do.")
-    return Task(suite=SUITE, reset="new_context", **msgspec.structs.asdict(line))
+    fields = msgspec.structs.asdict(line)
+    if isinstance(line.viewport, tuple):
+        fields["viewport"] = Viewport(*line.viewport)
+    return Task(suite=SUITE, reset="new_context", **fields)

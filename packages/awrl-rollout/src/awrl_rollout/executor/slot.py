@@ -188,6 +188,7 @@ class SlotRunner:
             num_attempts=self._num_attempts,
             started_s=self.started_s,
             ended_s=ended_s,
+            slot=self.index,
         )
 
     async def _run_with_retries(self, request: EpisodeRequest) -> EpisodeResult | Fault | None:
