@@ -6,6 +6,7 @@ Each program returns something that `torch.save` takes; it lands in `DIR/NAME_WO
 
 from __future__ import annotations
 
+import itertools
 import resource
 import shutil
 import sys
@@ -33,6 +34,7 @@ from awrl_trainer import (
 from awrl_trainer.folders import mark_complete
 from awrl_trainer.optimizer import SteppedOptimizer
 from awrl_trainer.policy_module import PolicyModule
+from awrl_trainer.ranks import gathered
 from awrl_trainer.sharding import data_parallel_mesh, parameters_on_meta, shard_module
 from awrl_trainer.testing import TinyImagePolicy, TinyPolicy
 from torch import nn
@@ -275,6 +277,65 @@ def one_rank_fails(_: Path) -> Any:
             num_left[0] = index
             rows = make_rows(6, length=9, version=actor.version)
             attempt(f"collate: {error!r} at call {index}", actor.update, rows)
+    return results, full_weights(actor.policy)
+
+
+class DiskTrouble:
+    """Refuses the one file operation of this process below a folder that comes after some others."""
+
+    EVENTS = frozenset({"open", "os.mkdir", "os.rename", "os.remove", "os.scandir", "os.listdir"})
+
+    def __init__(self) -> None:
+        self.folder = ""
+        self.num_left = 0
+        self.has_struck = False
+        sys.addaudithook(self._audit)
+
+    def begin(self, folder: Path, after: int) -> None:
+        self.folder, self.num_left = str(folder), after
+
+    def end(self) -> None:
+        self.folder = ""
+
+    def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self.folder or event not in self.EVENTS:
+            return
+        if not str(arguments[0]).startswith(self.folder):
+            return
+        self.num_left -= 1
+        if self.num_left == -1:
+            self.has_struck = True
+            raise OSError(28, "No space left on device")
+
+
+@program
+def disk_of_one_rank_fails(directory: Path) -> Any:
+    """At every file operation of a save and of a load, on either rank."""
+    trouble, results = DiskTrouble(), list[Any]()
+    actor = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
+    root = directory / f"trouble_{dist.get_world_size()}"
+    actor.save(root)
+    for what in ("save", "load"):
+        for rank in range(dist.get_world_size()):
+            for after in itertools.count():
+                actor.update(make_rows(2, version=actor.version))
+                path = latest_complete_checkpoint(root)
+                assert path is not None
+                dist.barrier()
+                if dist.get_rank() == rank:
+                    trouble.begin(root, after)
+                try:
+                    _ = actor.save(root, keep=2) if what == "save" else actor.load(path)
+                    error = ""
+                except Exception as caught:  # noqa: BLE001 - what it is is what is tested
+                    error = f"{type(caught).__name__}: {caught}"
+                trouble.end()
+                has_struck = any(gathered(trouble.has_struck, actor.mesh.get_group()))
+                trouble.has_struck = False
+                kept = latest_complete_checkpoint(root)
+                results.append((f"{what} {rank} {after}", error, has_struck, kept, actor.version))
+                if not has_struck:
+                    break
     return results, full_weights(actor.policy)
 
 

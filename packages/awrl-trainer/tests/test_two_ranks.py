@@ -114,6 +114,22 @@ def test_what_one_rank_finds_wrong_is_the_same_error_on_every_rank_at_once(
         assert torch.equal(value, their_weights[name])
 
 
+def test_a_file_operation_that_fails_on_one_rank_is_the_same_error_on_every_rank(
+    on_two_ranks: OnTwoRanks,
+) -> None:
+    """One that is an error on no rank only left something behind."""
+    (first, weights), (second, their_weights) = on_two_ranks("disk_of_one_rank_fails")
+    for mine, theirs in zip(first, second, strict=True):
+        assert mine == theirs
+        name, error, _, kept, _ = mine
+        assert not error or error.startswith("CheckpointError: "), name
+        assert kept is not None, name
+    failed = {name[:6] for name, error, *_ in first if error}
+    assert failed == {"save 0", "save 1", "load 0", "load 1"}
+    for name, value in weights.items():
+        assert torch.equal(value, their_weights[name])
+
+
 def test_a_collate_that_fails_on_one_rank_fails_on_all_and_training_goes_on(
     on_two_ranks: OnTwoRanks,
 ) -> None:
