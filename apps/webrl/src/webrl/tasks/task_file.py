@@ -64,9 +64,10 @@ def read_tasks(path: str | Path, build: Callable[[bytes], Task]) -> list[Task]:
     """
     try:
         lines = Path(path).read_bytes().splitlines()
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise TaskError(
-            f"task file must be readable, got {str(path)!r}: {error.strerror}. Check the path."
+            f"task file must be readable, got {str(path)!r}: {reason}. Check the path."
         ) from error
     tasks: dict[str, Task] = {}
     for number, line in enumerate(lines, start=1):
