@@ -8,8 +8,7 @@ import psutil
 import pytest
 from aiohttp import web
 from webrl.actions import GoBack, Wait
-from webrl.browser import BrowserConfig, BrowserPool
-from webrl.errors import BrowserFault
+from webrl.browser import BrowserConfig, BrowserPool, StepOutcome
 from webrl.tasks import Task, TaskServer, load_task, load_tasks
 
 pytestmark = pytest.mark.browser
@@ -95,7 +94,7 @@ def test_a_page_that_fills_the_memory_is_ended_by_name_and_its_neighbour_goes_on
         text = _HOG if request.path == "/hog" else "<!doctype html>fine"
         return web.Response(text=text, content_type="text/html")
 
-    async def main() -> tuple[BrowserFault, bool]:
+    async def main() -> tuple[StepOutcome, bool]:
         async with (
             TaskServer(routes={"/": site}) as server,
             _pool(max_browser_pss_bytes=700 << 20, memory_check_s=0.5) as pool,
@@ -103,26 +102,30 @@ def test_a_page_that_fills_the_memory_is_ended_by_name_and_its_neighbour_goes_on
             await pool.session() as neighbour,
         ):
             fine, grows = (
-                Task(suite="web", name="t", url=url, goal="g", answer="x", allow_private=True)
+                Task(
+                    suite="web",
+                    name="t",
+                    url=url,
+                    goal="g",
+                    answer="x",
+                    allow_private=True,
+                    max_steps=999,
+                )
                 for url in (server.base_url + "/fine", server.base_url + "/hog")
             )
             await neighbour.reset(fine, 0)
             await hog.reset(grows, 0)
             browser = await pool.browser()
 
-            async def wait_for_ever() -> None:
-                async with asyncio.timeout(60):
-                    while True:
-                        await hog.step(Wait())
-
-            with pytest.raises(BrowserFault) as caught:
-                await wait_for_ever()
+            async with asyncio.timeout(60):
+                while not (outcome := await hog.step(Wait())).is_done:
+                    pass
             await neighbour.step(Wait())
-            return caught.value, browser.is_retired
+            return outcome, browser.is_retired
 
-    fault, is_retired = asyncio.run(main())
-    assert fault.kind == "page_crashed"
-    assert "/hog ended: the browser holds" in fault.detail
+    outcome, is_retired = asyncio.run(main())
+    assert (outcome.end_reason, outcome.reward) == ("page_crashed", 0.0)
+    assert any("/hog ended: the browser holds" in event.detail for event in outcome.events)
     assert is_retired
 
 
