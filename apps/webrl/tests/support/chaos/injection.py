@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from chaos.targets import CONTROLLER, find_targets, is_agent
+from chaos.targets import CONTROLLER, find_targets
 
 RECOVERY_DEADLINE_S = 300.0
 """A run that trains nothing for this long after a fault counts as stopped."""
@@ -207,7 +207,7 @@ async def _inject(
         return False
     await run.process.wait()
     await _expect_gone(
-        [process for process in below if not is_agent(process)],
+        below,
         ORPHAN_DEADLINE_S,
         f"{ORPHAN_DEADLINE_S:g} s after the controller was killed",
         outcome,

@@ -63,11 +63,3 @@ def _descendants(controller: psutil.Process) -> Sequence[psutil.Process]:
         return controller.children(recursive=True)
     except psutil.NoSuchProcess:
         return ()
-
-
-def is_agent(process: psutil.Process) -> bool:
-    """Return whether it is an agent of Ray, which outlives a killed controller until the next run."""
-    try:
-        return process.name().endswith("Agent")
-    except psutil.Error:
-        return False
