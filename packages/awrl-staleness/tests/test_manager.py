@@ -307,3 +307,20 @@ def test_two_threads_never_share_one_unit() -> None:
         thread.join()
     assert len(granted) == 50
     assert manager.statistics().num_running == 50
+
+
+@pytest.mark.parametrize("number", [float("nan"), 2.5, "3", True])
+def test_a_number_that_is_not_whole_is_refused_and_changes_nothing(number: int) -> None:
+    config = StalenessConfig(max_concurrent=4, consumer_batch_size=4, max_off_policyness=1)
+    manager = StalenessManager(config)
+    manager.try_admit("a")
+    before = manager.statistics()
+    with pytest.raises(StalenessError, match="whole"):
+        StalenessManager(config, version=number)
+    with pytest.raises(StalenessError, match="whole"):
+        manager.advance(number)
+    with pytest.raises(StalenessError, match="whole"):
+        manager.try_reserve("g", number)
+    with pytest.raises(StalenessError, match="whole"):
+        manager.finish("a", oldest_version=number)
+    assert manager.statistics() == before

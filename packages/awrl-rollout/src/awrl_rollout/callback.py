@@ -80,9 +80,12 @@ class CallbackServer:
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_post(CALLBACK_PATH, self._complete)
         self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port)
-        await site.start()
+        try:
+            await self._runner.setup()
+            await web.TCPSite(self._runner, self._host, self._port).start()
+        except BaseException:
+            await self.aclose()
+            raise
         host, port = self._runner.addresses[0][:2]
         self._host, self._port = str(host), int(port)
         return self
@@ -140,7 +143,7 @@ class CallbackNotifier:
         try:
             async with self._session.post(self._url, data=msgspec.json.encode(body)) as answer:
                 answer.raise_for_status()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             self.num_failed += 1
             logger.info("callback of %r failed, polling will find it: %s", self._worker, error)
 

@@ -4,11 +4,15 @@
 * `UnwrappedTaskGroup`: a TaskGroup whose failure can be caught by its type.
 * `TaskScope`: one for objects that are themselves `async with` blocks.
 * `is_cancelled`: tells whether a `CancelledError` was meant for this task.
+* `raise_if_ending`: what every boundary asks before it takes an error of user code as data.
+* `deadline`: `asyncio.timeout` that refuses a limit which would never pass.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from types import TracebackType
@@ -16,7 +20,12 @@ from typing import Any, TypeVar, cast
 
 from awrl_rollout.errors import RolloutError
 
+logger = logging.getLogger(__name__)
+
 ResultT = TypeVar("ResultT")
+
+ENDS_PROCESS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What is never taken for a failure of user code; the last one only ends a coroutine."""
 
 
 def is_cancelled() -> bool:
@@ -27,6 +36,52 @@ def is_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def raise_if_ending(error: BaseException) -> None:
+    """Return when an error of user code is that code's own failure, whatever its type.
+
+    Whether the task is to end is asked before the kind of the error: a clean-up that fails while
+    its task is cancelled must not keep the task alive.
+
+    Raises:
+        CancelledError: Somebody asked the running task to end.
+        BaseException: The error itself, when it ends the process or closes the coroutine.
+    """
+    if isinstance(error, ENDS_PROCESS):
+        raise error
+    if is_cancelled():
+        raise asyncio.CancelledError from error
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's text, also of one that cannot say it: it is user code too."""
+    try:
+        return str(error)
+    except Exception as unprintable:
+        logger.warning("an error of user code has no text", exc_info=unprintable)
+        return "(an error without text)"
+
+
+def deadline(limit_s: float | None) -> asyncio.Timeout:
+    """Return the context that ends its block with a TimeoutError after so many seconds.
+
+    Raises:
+        ValueError: The limit is not a number.
+    """
+    require_limit(limit_s)
+    return asyncio.timeout(limit_s)
+
+
+def require_limit(limit_s: float | None) -> None:
+    """Pass silently when a limit is a number of seconds, or None.
+
+    Raises:
+        ValueError: It is NaN: it would never pass, and would keep other timers of the loop from
+            their turn.
+    """
+    if limit_s is not None and math.isnan(limit_s):
+        raise ValueError(f"a limit must be a number of seconds, got {limit_s}. Use None for none.")
 
 
 class Signal:
@@ -53,7 +108,7 @@ class Signal:
         Raises:
             TimeoutError: It was not true within `timeout_s`.
         """
-        async with asyncio.timeout(timeout_s):
+        async with deadline(timeout_s):
             while not predicate():
                 await self.wait()
 
@@ -116,7 +171,11 @@ async def _refusing_own_cancellation(coro: Coroutine[Any, Any, ResultT]) -> Resu
 
 
 def _first_leaf(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = failures.exceptions[0]
+    """Return the first error that is no cancellation: nobody asked the owner of the group to end."""
+    _, others = failures.split(asyncio.CancelledError)
+    if others is None:
+        return RolloutError("a task must not raise CancelledError unless it is cancelled.")
+    first = others.exceptions[0]
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 

@@ -11,6 +11,7 @@ Payloads are opaque: this package never looks inside.
 from __future__ import annotations
 
 import enum
+import math
 
 import msgspec
 
@@ -84,7 +85,11 @@ class EpisodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workflow returns for an episode that ran to its end."""
+    """What a workflow returns for an episode that ran to its end.
+
+    Raises:
+        ValueError: A reward is not a finite number, or a version not a whole one.
+    """
 
     is_success: bool
     payload: object = None
@@ -94,9 +99,18 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     """Weight version of the oldest trainable token; None when the workflow does not know."""
     newest_version: int | None = None
 
+    def __post_init__(self) -> None:
+        """Check what training computes with."""
+        _check_numbers(self)
+
 
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The one terminal record of one request."""
+    """The one terminal record of one request.
+
+    Raises:
+        ValueError: A reward is not a finite number, a version not a whole one, or the fault does not
+            belong to the outcome.
+    """
 
     episode_id: str
     group_id: str
@@ -122,10 +136,28 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     slot: int | None = None
     """Index of the worker's slot that ran it; None for what never had one."""
 
+    def __post_init__(self) -> None:
+        """Check what the controller decides and training computes with."""
+        _check_numbers(self)
+        if (self.outcome is Outcome.FAULT) != isinstance(self.fault, Fault):
+            raise ValueError(
+                f"fault must be given with the outcome FAULT and with no other, got {self.fault!r} "
+                f"with {self.outcome!r}. Use record_of."
+            )
+
     @property
     def has_ended_well(self) -> bool:
         """Whether the record says something about the policy."""
         return self.outcome in (Outcome.SUCCESS, Outcome.FAILURE)
+
+
+def _check_numbers(item: EpisodeResult | EpisodeRecord) -> None:
+    if item.reward is not None and not math.isfinite(item.reward):
+        raise ValueError(f"reward must be a finite number, got {item.reward!r}. Use None for none.")
+    for name in ("oldest_version", "newest_version"):
+        version = getattr(item, name)
+        if version is not None and type(version) is not int:
+            raise ValueError(f"{name} must be a whole number, got {version!r}. Use None for none.")
 
 
 def record_of(

@@ -211,6 +211,8 @@ class Ledger:
         entry = self.entries.get(episode_id) or self.entry(episode_id)
         if entry.state is not _RUNNING:
             _check(entry, _FINISHED)
+        if oldest_version is not None:
+            check_whole("oldest_version", oldest_version)
         entry.state = _FINISHED
         if oldest_version is not None:
             entry.oldest_version = oldest_version
@@ -287,6 +289,16 @@ class Ledger:
                 f"group_id must be an open group, got {group_id!r}. Reserve it first."
             )
         return group
+
+
+def check_whole(name: str, value: int) -> None:
+    """Pass silently when `value` is a whole number.
+
+    Raises:
+        StalenessError: It is not; NaN would compare as neither fresh nor stale.
+    """
+    if type(value) is not int:
+        raise StalenessError(f"{name} must be a whole number, got {value!r}. Count in ints.")
 
 
 def _live(episode_id: str) -> StalenessError:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from awrl_staleness.config import StalenessConfig
 from awrl_staleness.errors import StalenessError
-from awrl_staleness.ledger import EpisodeState, Ledger
+from awrl_staleness.ledger import EpisodeState, Ledger, check_whole
 from awrl_staleness.statistics import CONCURRENCY, STALENESS, Capacity, StalenessStatistics
 
 
@@ -34,6 +34,7 @@ class StalenessManager:
     """
 
     def __init__(self, config: StalenessConfig, *, version: int = 0) -> None:
+        check_whole("version", version)
         self.config = config
         self._max_concurrent = config.max_concurrent
         self._budget = config.budget
@@ -195,6 +196,7 @@ class StalenessManager:
         """
         with self._lock:
             ledger = self._ledger
+            check_whole("version", version)
             if version <= ledger.version:
                 raise StalenessError(
                     f"version must be above {ledger.version}, got {version}. "
@@ -277,6 +279,7 @@ class StalenessManager:
         return is_member or (self._budget_room() >= 1 and (not extra or min(extra.values()) >= 1))
 
     def _refusing_bound(self, num_episodes: int, extra: Mapping[str, int]) -> str | None:
+        check_whole("num_episodes", num_episodes)
         if not 1 <= num_episodes <= self._budget:
             raise StalenessError(
                 f"num_episodes must be between 1 and (eta + 1) * B = {self._budget}, got "

@@ -17,7 +17,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, overload
+from typing import NamedTuple, cast, overload
 
 import msgspec
 from awrl_staleness import StalenessManager
@@ -220,7 +220,13 @@ class BatchAssembler:
         )
 
     def _completed(self, group: CompleteGroup) -> None:
-        reason = self._refusal(group)
+        reason: str | None = "accept_group failed"
+        try:
+            reason = self._refusal(group)
+        finally:  # also then the group's units return, and its records are told of
+            self._settle(group, reason)
+
+    def _settle(self, group: CompleteGroup, reason: str | None) -> None:
         if reason is None:
             self._manager.close_group(group.group_id)
             self.num_smaller_groups += len(group.records) < len(group.requests)
@@ -252,7 +258,10 @@ class BatchAssembler:
         if group.num_lost and self._config.when_incomplete == "drop":
             return "incomplete"
         accept = self._hooks.accept_group
-        return None if accept is None else accept(group.records)
+        answer = None if accept is None else cast("object", accept(group.records))
+        if answer is not None and not isinstance(answer, str):
+            raise TypeError(f"accept_group must return a reason or None, got {answer!r}.")
+        return answer
 
     def _is_stale(self, group: CompleteGroup) -> bool:
         return not any(map(self._is_fresh, group.records))

@@ -50,7 +50,14 @@ from typing import Self
 from awrl_staleness import STALENESS, StalenessManager
 
 from awrl_rollout.clock import Clock, RealClock
-from awrl_rollout.concurrency import Signal, TaskScope, UnwrappedTaskGroup, is_cancelled
+from awrl_rollout.concurrency import (
+    Signal,
+    TaskScope,
+    UnwrappedTaskGroup,
+    deadline,
+    raise_if_ending,
+    text_of,
+)
 from awrl_rollout.controller.batches import BatchAssembler, GroupHooks, RolloutBatch
 from awrl_rollout.controller.breaker import FaultBreaker
 from awrl_rollout.controller.config import (
@@ -105,7 +112,9 @@ class RolloutController:
         self._manager = manager
         hooks = GroupHooks(accept_group, on_discarded, on_group_dropped)
         self._on_worker_lost = on_worker_lost
-        self._groups = GroupTracker(self.config.max_refills)
+        self._groups = GroupTracker(
+            self.config.max_refills, lambda episode_id: self._scheduler.is_used(episode_id)
+        )
         self._scheduler = Scheduler(manager, self._groups, source, extra_bounds)
         self._batches = BatchAssembler(manager, self._groups, self.config, hooks)
         self._pool = WorkerPool(self._clock, self._completed, self._batches.late)
@@ -172,7 +181,7 @@ class RolloutController:
         error = _call_each(self._pool.give_up_all(_CLOSED))
         error = _call_each(self._batches.abandon(_CLOSED)) or error
         try:
-            async with asyncio.timeout(timeout_s), UnwrappedTaskGroup() as group:
+            async with deadline(timeout_s), UnwrappedTaskGroup() as group:
                 for proxy, episode_ids in assigned.items():
                     group.create_task(proxy.cancel(episode_ids))
         except TimeoutError:
@@ -209,14 +218,14 @@ class RolloutController:
             RolloutError: The controller is closed or not entered yet.
             ValueError: `num_episodes` is below 1.
         """
-        if num_episodes < 1:
+        if not num_episodes >= 1:
             raise ValueError(
                 f"num_episodes must be at least 1, got {num_episodes}. Count in episodes, not "
                 "groups."
             )
         self._wanted = (num_episodes, self._clock.time())
         try:
-            async with asyncio.timeout(timeout_s):
+            async with deadline(timeout_s):
                 while True:
                     self._check_open()
                     self._batches.sweep()
@@ -231,6 +240,9 @@ class RolloutController:
                 f"{self._batches.ready.num_episodes}: {self.describe()}. Raise the limit, "
                 "or mend what the sentence names."
             ) from error
+        except asyncio.CancelledError as error:
+            raise_if_ending(error)
+            raise _own_cancellation() from error
         finally:
             self._wanted = None
 
@@ -383,13 +395,11 @@ class RolloutController:
         async def remember_failure() -> None:
             try:
                 await loop()
-            except asyncio.CancelledError as error:
-                if is_cancelled():
-                    raise
+            except BaseException as error:
+                raise_if_ending(error)
                 self._failure = error
-                raise RolloutError("a hook must not raise CancelledError of its own.") from error
-            except Exception as error:
-                self._failure = error
+                if isinstance(error, asyncio.CancelledError):
+                    raise _own_cancellation() from error
                 raise
 
         self._scope.start(remember_failure())
@@ -403,7 +413,7 @@ class RolloutController:
     def _check_open(self) -> None:
         if self._failure is not None:
             raise RolloutError(
-                f"controller must be open, got one that ended with {self._failure!r}."
+                f"controller must be open, got one that ended with {type(self._failure).__name__}: {text_of(self._failure)}."
             ) from self._failure
         if self._is_closed or not self._scope.is_entered:
             state = "a closed one" if self._is_closed else "one that was not entered"
@@ -518,13 +528,20 @@ class RolloutController:
         return now_s - self._overrun[1] < self.config.overrun_deadline_s
 
 
-def _call_each(calls: Iterable[Callable[[], None]]) -> Exception | None:
+def _own_cancellation() -> RolloutError:
+    return RolloutError("a hook must not raise CancelledError of its own.")
+
+
+def _call_each(calls: Iterable[Callable[[], None]]) -> BaseException | None:
     """Make every call, also after one that raised, and return the last error."""
-    last: Exception | None = None
+    last: BaseException | None = None
     for call in calls:
         try:
             call()
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            last = _own_cancellation()  # nothing is awaited here, so nobody asked for it
+            last.__cause__ = error
+        except BaseException as error:
             logger.warning("a hook failed while the controller closed", exc_info=error)
             last = error
     return last

@@ -12,7 +12,7 @@ Called by `RolloutController`, which turns the answers into ledger events.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -48,12 +48,16 @@ class GroupTracker:
 
     Args:
         max_refills: Further requests for one member after faults; then the member counts as lost.
+        is_used: Whether an episode id is live or in line, so that no refill takes it.
     """
 
-    def __init__(self, max_refills: int) -> None:
+    def __init__(
+        self, max_refills: int, is_used: Callable[[str], bool] = lambda episode_id: False
+    ) -> None:
         self.pending: deque[EpisodeRequest] = deque()
         self.num_refills = 0
         self._max_refills = max_refills
+        self._is_used = is_used
         self._groups: dict[str, _OpenGroup] = {}
         self._num_opened = 0
 
@@ -131,9 +135,10 @@ class GroupTracker:
     def _refill(self, group: _OpenGroup, request: EpisodeRequest) -> EpisodeRequest:
         first = group.requests[request.member]
         attempt = request.attempt + 1
-        refill = msgspec.structs.replace(
-            first, episode_id=f"{first.episode_id}~{attempt}", attempt=attempt
-        )
+        episode_id = f"{first.episode_id}~{attempt}"
+        while self._is_used(episode_id):
+            episode_id += "~"
+        refill = msgspec.structs.replace(first, episode_id=episode_id, attempt=attempt)
         self.pending.appendleft(refill)
         self.num_refills += 1
         return refill

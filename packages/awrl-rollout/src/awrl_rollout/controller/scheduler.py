@@ -59,8 +59,21 @@ class Scheduler:
         for request in requests:
             grouped.setdefault(request.group_id, []).append(request)
         groups = [check_group(group) for group in grouped.values()]
-        waiting = {group[0].group_id for group in self._submitted}
-        ids = Counter(item.episode_id for group in (*self._submitted, *groups) for item in group)
+        self._check_new(groups)
+        self._submitted.extend(groups)
+
+    def is_used(self, episode_id: str) -> bool:
+        """Return whether an episode of this id is live or in line."""
+        in_line = (item.episode_id for group in self._in_line() for item in group)
+        return self._manager.is_live(episode_id) or episode_id in in_line
+
+    def _in_line(self) -> list[tuple[EpisodeRequest, ...]]:
+        return [*self._submitted, *([] if self._held is None else [self._held])]
+
+    def _check_new(self, groups: Sequence[tuple[EpisodeRequest, ...]]) -> None:
+        in_line = self._in_line()
+        waiting = {group[0].group_id for group in in_line}
+        ids = Counter(item.episode_id for group in (*in_line, *groups) for item in group)
         for group in groups:
             self._manager.refusing_bound(len(group))  # raises for one that can never fit
             group_id = group[0].group_id
@@ -74,7 +87,6 @@ class Scheduler:
                     f"group_id and episode_id must be new, got group {group_id!r} with episodes "
                     f"{used!r} in use. Nothing was accepted: use fresh ids."
                 )
-        self._submitted.extend(groups)
 
     def next_start(self) -> EpisodeRequest | None:
         """Return an episode that is started in the ledger, or None when none may start."""
@@ -116,7 +128,9 @@ class Scheduler:
             if requests is None:
                 self._source = None
             else:
-                self._held = check_group(requests)
+                group = check_group(requests)
+                self._check_new([group])
+                self._held = group
         return self._held
 
 

@@ -22,15 +22,18 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
+
+import msgspec
 
 from awrl_rollout.clock import Clock
-from awrl_rollout.concurrency import is_cancelled
+from awrl_rollout.concurrency import raise_if_ending, text_of
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest, Fault, FaultKind, record_of
 from awrl_rollout.executor import ExecutorStatistics
 
 logger = logging.getLogger(__name__)
 
+ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
 
 MAX_GIVEN_UP = 10_000
@@ -159,10 +162,10 @@ class WorkerProxy:
             # Cancelling comes first: it frees the slots that the requests were assigned to.
             episode_ids, self._to_cancel = self._to_cancel, []
             if episode_ids:
-                await self._call_or_mark_dead(self._worker.cancel(episode_ids))
+                await self._call_or_mark_dead(self._worker.cancel, episode_ids)
             requests, self._outbox = self._outbox, []
             if requests and not self.is_dead:
-                await self._call_or_mark_dead(self._worker.submit(requests))
+                await self._call_or_mark_dead(self._worker.submit, requests)
 
     async def collect_loop(self) -> None:
         """Bring records back, until the worker dies."""
@@ -179,39 +182,48 @@ class WorkerProxy:
 
     async def _collect(self) -> None:
         acknowledged, self._acknowledged = self._acknowledged, []
-        records = await self._call_or_mark_dead(self._worker.take_finished(acknowledged))
+        records = await self._call_or_mark_dead(self._take, acknowledged)
         if records:
             self._acknowledged = [record.episode_id for record in records]
             self._on_records(records)
 
+    async def _take(self, acknowledged: Sequence[str]) -> list[EpisodeRecord]:
+        records = await self._worker.take_finished(acknowledged)
+        return msgspec.convert(records, list[EpisodeRecord])
+
+    async def _ask(self) -> ExecutorStatistics:
+        return msgspec.convert(await self._worker.statistics(), ExecutorStatistics)
+
     async def pause(self) -> None:
         """Pause the worker's generation."""
         self.is_paused = True
-        await self._call_or_mark_dead(self._worker.pause())
+        await self._call_or_mark_dead(self._worker.pause)
 
     async def resume(self) -> None:
         """Resume the worker's generation."""
         self.is_paused = False
-        await self._call_or_mark_dead(self._worker.resume())
+        await self._call_or_mark_dead(self._worker.resume)
 
     async def cancel(self, episode_ids: Sequence[str]) -> None:
         """Cancel episodes on the worker."""
-        await self._call_or_mark_dead(self._worker.cancel(episode_ids))
+        await self._call_or_mark_dead(self._worker.cancel, episode_ids)
 
     async def statistics(self) -> ExecutorStatistics | None:
         """Return what the worker does now, None when it is dead."""
-        return await self._call_or_mark_dead(self._worker.statistics())
+        return await self._call_or_mark_dead(self._ask)
 
-    async def _call_or_mark_dead(self, call: Awaitable[ResultT]) -> ResultT | None:
+    async def _call_or_mark_dead(
+        self,
+        call: Callable[ParamsT, Awaitable[ResultT]],
+        *args: ParamsT.args,
+        **kwargs: ParamsT.kwargs,
+    ) -> ResultT | None:
         """Await one call of the worker; None when it died of it."""
         try:
             async with asyncio.timeout(self._call_deadline_s):
-                return await call
-        except asyncio.CancelledError as error:
-            if is_cancelled():
-                raise
-            self._die(error)
-        except Exception as error:  # noqa: BLE001 - the boundary `worker`: `_die` logs it
+                return await call(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - the boundary `worker`: `_die` logs it
+            raise_if_ending(error)
             self._die(error)
         return None
 
@@ -223,7 +235,7 @@ class WorkerProxy:
             self._has_outbox.set()
             self._has_assigned.set()
             self._has_news.set()
-            self._on_death(self, f"{type(error).__name__}: {error}")
+            self._on_death(self, f"{type(error).__name__}: {text_of(error)}")
 
 
 class Assignment(NamedTuple):

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Self
 
 from awrl_rollout.clock import Clock, RealClock
-from awrl_rollout.concurrency import Signal, TaskScope, is_cancelled
+from awrl_rollout.concurrency import ENDS_PROCESS, Signal, TaskScope, raise_if_ending
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest, record_of
 from awrl_rollout.errors import BatchTimeoutError, RolloutError
 from awrl_rollout.executor.slot import (
@@ -122,11 +122,8 @@ class Notifier:
             records, self._records = self._records, []
             try:
                 await self._hook(records)
-            except asyncio.CancelledError as error:
-                if is_cancelled():
-                    raise
-                logger.warning("on_finished failed for %d records", len(records), exc_info=error)
-            except Exception as error:
+            except BaseException as error:
+                raise_if_ending(error)
                 logger.warning("on_finished failed for %d records", len(records), exc_info=error)
 
 
@@ -397,7 +394,12 @@ class WorkflowExecutor:
         self._results.put(record)
         self._changed.notify()
         for listener in self._listeners:
-            listener()
+            try:
+                listener()
+            except ENDS_PROCESS:
+                raise
+            except BaseException as error:  # nothing is awaited here: no cancellation of ours
+                logger.warning("a listener failed, polling finds the record", exc_info=error)
 
     def _is_live(self, episode_id: str) -> bool:
         return episode_id in self._waiting or episode_id in self._running

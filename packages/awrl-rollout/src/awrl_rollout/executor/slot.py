@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 
 from awrl_rollout.clock import Clock
-from awrl_rollout.concurrency import is_cancelled
+from awrl_rollout.concurrency import deadline, raise_if_ending, require_limit, text_of
 from awrl_rollout.episode import (
     EpisodeRecord,
     EpisodeRequest,
@@ -112,7 +112,7 @@ class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What all slots of one worker share.
 
     Raises:
-        ValueError: `num_slots` is below 1.
+        ValueError: `num_slots` is below 1, or the limit is not a number.
     """
 
     workflow: Workflow
@@ -132,6 +132,7 @@ class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"num_slots must be at least 1, got {self.num_slots}. One slot runs one episode."
             )
+        require_limit(self.deadline_s)
 
 
 class SlotRunner:
@@ -193,8 +194,10 @@ class SlotRunner:
 
     async def _run_with_retries(self, request: EpisodeRequest) -> EpisodeResult | Fault | None:
         async def attempt() -> EpisodeResult | Fault | None:
-            answer = await self._run_once(request)
-            self._num_attempts += 1
+            try:
+                answer = await self._run_once(request)
+            finally:
+                self._num_attempts += 1
             if isinstance(answer, Fault) and answer.kind not in NEVER_RETRIED:
                 raise _RepeatableFaultError(answer)
             return answer
@@ -219,16 +222,13 @@ class SlotRunner:
             slot=self.index, worker=self._plan.worker, attempt=self._num_attempts, clock=self._clock
         )
         self._context = context
-        deadline = asyncio.timeout(self._plan.deadline_s)
+        limit = deadline(self._plan.deadline_s)
         try:
-            async with deadline:
+            async with limit:
                 answer = cast("object", await self._plan.workflow(request, context))
-        except asyncio.CancelledError as error:
-            if is_cancelled():
-                raise
-            return self._fault_of(error, request, context, deadline)
-        except Exception as error:  # noqa: BLE001 - the boundary `workflow`
-            return self._fault_of(error, request, context, deadline)
+        except BaseException as error:  # noqa: BLE001 - the boundary `workflow`
+            raise_if_ending(error)
+            return self._fault_of(error, request, context, limit)
         if answer is None or isinstance(answer, EpisodeResult):
             return answer
         return Fault(
@@ -243,11 +243,11 @@ class SlotRunner:
         error: BaseException,
         request: EpisodeRequest,
         context: EpisodeContext,
-        deadline: asyncio.Timeout,
+        limit: asyncio.Timeout,
     ) -> Fault:
         if self._cancel_scope is not None and self._cancel_scope.expired():
             return cancelled("was cancelled")
-        if deadline.expired():
+        if limit.expired():
             message = f"no end within {self._plan.deadline_s} s, last in {context.stage!r}"
             return Fault(
                 kind=FaultKind.TIMEOUT,
@@ -256,7 +256,7 @@ class SlotRunner:
                 error_type="TimeoutError",
             )
         match error:
-            case EpisodeFaultError():
+            case EpisodeFaultError(kind=FaultKind()):
                 kind, boundary = error.kind, error.boundary
             case TimeoutError():
                 kind, boundary = FaultKind.TIMEOUT, "workflow"
@@ -266,19 +266,10 @@ class SlotRunner:
                 logger.warning("episode %s failed", request.episode_id, exc_info=error)
                 kind, boundary = FaultKind.WORKFLOW_ERROR, "workflow"
         return Fault(
-            kind=kind, boundary=boundary, error_type=type(error).__name__, message=_text_of(error)
+            kind=kind, boundary=boundary, error_type=type(error).__name__, message=text_of(error)
         )
 
 
 def cancelled(message: str) -> Fault:
     """Return the fault of an episode that somebody ended on purpose."""
     return Fault(kind=FaultKind.CANCELLED, boundary="executor", message=message)
-
-
-def _text_of(error: BaseException) -> str:
-    """Return an error's text, also of one that cannot say it: it is user code too."""
-    try:
-        return str(error)
-    except Exception as unprintable:
-        logger.warning("an error of the workflow has no text", exc_info=unprintable)
-        return "(an error without text)"

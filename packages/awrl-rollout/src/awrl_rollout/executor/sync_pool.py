@@ -9,13 +9,15 @@ i has ended and its slots are torn down.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from awrl_rollout.clock import Clock, RealClock
-from awrl_rollout.concurrency import UnwrappedTaskGroup
+from awrl_rollout.concurrency import UnwrappedTaskGroup, raise_if_ending
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest
+from awrl_rollout.errors import RolloutError
 from awrl_rollout.executor.slot import SlotPlan, SlotRunner, SlotTime, Workflow
 from awrl_rollout.retry import RetryPolicy
 
@@ -70,8 +72,8 @@ class SyncPool:
     async def run_round(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeRecord]:
         """Return one record per request, in their order, after the slowest has ended."""
         started_s = self._clock.time()
-        waiting = deque(requests)
-        records: dict[str, EpisodeRecord] = {}
+        waiting = deque(enumerate(requests))
+        records: dict[int, EpisodeRecord] = {}
         num_slots = min(self.num_slots, len(waiting))
         slots = [SlotRunner(self._plan, index) for index in range(num_slots)]
         try:
@@ -83,7 +85,7 @@ class SyncPool:
             await self._on_each(self._tear_down, num_slots)
             self._busy_s += sum(slot.busy_s for slot in slots)
             self._alive_s += (self._clock.time() - started_s) * self.num_slots
-        return [records[request.episode_id] for request in requests]
+        return [records[place] for place in range(len(requests))]
 
     def statistics(self) -> SlotTime:
         """Return the time of all rounds so far, spawn and tear-down included."""
@@ -92,18 +94,27 @@ class SyncPool:
     async def _on_each(self, hook: SlotHook | None, num_slots: int) -> None:
         if hook is None:
             return
+        errors: list[BaseException] = []
+
+        async def call(index: int) -> None:
+            try:
+                await hook(index)
+            except BaseException as error:  # noqa: BLE001 - raised once every other slot is done
+                raise_if_ending(error)
+                errors.append(error)
+
         async with UnwrappedTaskGroup() as group:
             for index in range(num_slots):
-                group.create_task(_call(hook, index))
-
-
-async def _call(hook: SlotHook, index: int) -> None:
-    await hook(index)
+                group.create_task(call(index))
+        if errors and isinstance(errors[0], asyncio.CancelledError):
+            raise RolloutError("a slot hook must not raise CancelledError.") from errors[0]
+        if errors:
+            raise errors[0]
 
 
 async def _run_until_empty(
-    slot: SlotRunner, waiting: deque[EpisodeRequest], records: dict[str, EpisodeRecord]
+    slot: SlotRunner, waiting: deque[tuple[int, EpisodeRequest]], records: dict[int, EpisodeRecord]
 ) -> None:
     while waiting:
-        request = waiting.popleft()
-        records[request.episode_id] = await slot.run(request)
+        place, request = waiting.popleft()
+        records[place] = await slot.run(request)

@@ -21,6 +21,7 @@ import random
 
 import msgspec
 
+from awrl_rollout.concurrency import deadline
 from awrl_rollout.errors import ServerRefusedError, ServerUnavailableError
 from awrl_rollout.generation.protocol import (
     GenerateClient,
@@ -126,7 +127,7 @@ class InterruptibleGenerator:
         Pause first, or new attempts keep coming.
         """
         try:
-            async with asyncio.timeout(deadline_s):
+            async with deadline(deadline_s):
                 await self._none_away.wait()
         except TimeoutError:
             return False
@@ -147,7 +148,7 @@ class InterruptibleGenerator:
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         progress = _Progress(request)
         try:
-            async with asyncio.timeout(limit_s):
+            async with deadline(limit_s):
                 return await self._run(progress)
         except TimeoutError as error:
             raise ServerUnavailableError(

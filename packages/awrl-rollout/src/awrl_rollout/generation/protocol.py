@@ -69,8 +69,8 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens with the log-prob and the weight version of each.
 
     Raises:
-        ValueError: The three sequences differ in length, a log-prob is not a finite number, or there
-            is no token though the answer ended.
+        ValueError: The three sequences differ in length, a log-prob is not a finite number, a token or
+            version not a whole one, or there is no token though the answer ended.
     """
 
     output_ids: tuple[int, ...]
@@ -89,6 +89,10 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
                 "output_ids, logprobs and versions must have one length, got "
                 f"{lengths[0]}, {lengths[1]} and {lengths[2]}. Ask the server for log-probs."
             )
+        if not all(type(item) is int and 0 <= item < 2**31 for item in self.output_ids):
+            raise ValueError(f"output_ids must be token ids, got {self.output_ids}.")
+        if not all(type(version) is int for version in self.versions):
+            raise ValueError(f"versions must be whole numbers, got {self.versions}.")
         if any(isinstance(value, bool) or not math.isfinite(value) for value in self.logprobs):
             raise ValueError(
                 f"logprobs must be finite numbers, got {self.logprobs}. "

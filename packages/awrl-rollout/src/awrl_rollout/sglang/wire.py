@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -24,6 +24,9 @@ from awrl_rollout.generation.protocol import GenerateRequest, GenerateResult
 MASKED_LOGIT_BIAS = -1.0e9
 """Added to the logit of a masked id. JSON has no infinity; at this size the probability is exactly
 0 in float32 (and the others are the same bits as with minus infinity) at any usual temperature."""
+
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +133,7 @@ class _MetaInfo(msgspec.Struct):
     finish_reason: _FinishReason | None = None
     weight_version: str = "default"
     completion_tokens: int | None = None
-    output_token_logprobs: list[tuple[float | None, int, str | None]] = []
+    output_token_logprobs: list[tuple[float | None, TokenId, str | None]] = []
     output_token_weight_versions: list[str] | None = None
 
 
