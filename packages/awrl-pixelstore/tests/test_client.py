@@ -271,3 +271,8 @@ def test_a_closed_shard_refuses_by_type(make_array: MakeArray) -> None:
     with pytest.raises(PixelStoreUnavailable, match="a closed store") as caught:
         client.put(make_array(1), trajectory_id="a")
     assert caught.value.is_gone
+
+
+def test_a_limit_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="timeout_s must be a number"):
+        Store().client().missing([], timeout_s=float("nan"))

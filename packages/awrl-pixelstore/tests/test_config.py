@@ -17,6 +17,8 @@ from awrl_pixelstore.statistics import LatencyWindow, merge_statistics, pressure
         ("lease_ttl_s", 0.0),
         ("idle_exit_s", -2.0),
         ("read_cache_bytes", -1),
+        ("read_cache_bytes", float("nan")),
+        ("call_timeout_s", float("nan")),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: float) -> None:

@@ -24,6 +24,8 @@ from awrl_pixelstore import (
 )
 from awrl_pixelstore import disk as disk_module
 from awrl_pixelstore.disk import DATABASE, DiskTier
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 MakeArray = Callable[..., NDArray[np.uint8]]
@@ -396,3 +398,47 @@ def test_close_keeps_or_removes_the_folder(
     assert len(image_files(tmp_path)) == is_kept
     again = PixelStoreCore(make_config(tmp_path))
     assert again.missing([key]) == ([] if is_kept else [key])
+
+
+@pytest.mark.parametrize("damage", [None, b"", bytes(SIZE)])
+def test_a_put_stores_again_what_the_disk_lost_or_damaged(
+    tmp_path: Path, make_array: MakeArray, damage: bytes | None
+) -> None:
+    core = PixelStoreCore(make_config(tmp_path, memory=1))
+    key = core.put(make_array(0), trajectory_id="a")
+    core.put(make_array(1), trajectory_id="a")  # takes its place in memory
+    (file,) = (path for path in image_files(tmp_path) if path.name == key)
+    file.unlink() if damage is None else file.write_bytes(damage)
+    assert core.put(make_array(0), trajectory_id="b") == key
+    core.put(make_array(2), trajectory_id="b")
+    assert core.missing([key]) == []
+
+
+def test_a_left_over_that_cannot_be_removed_keeps_nobody_from_the_images(
+    tmp_path: Path, make_array: MakeArray
+) -> None:
+    core = PixelStoreCore(make_config(tmp_path))
+    key = core.put(make_array(), trajectory_id="a")
+    core.close(is_disk_kept=True)
+    (image_files(tmp_path)[0].parent / "lost+found").mkdir()
+    assert PixelStoreCore(make_config(tmp_path)).missing([key]) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=st.text(st.characters(), max_size=5) | st.integers() | st.binary(max_size=3))
+def test_a_name_that_is_taken_holds_its_image_over_a_restart_until_it_is_released(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("names")
+    core, image = PixelStoreCore(make_config(root)), np.zeros((1, 1, 3), np.uint8)
+    try:
+        key = core.put(image, trajectory_id=name)
+    except (TypeError, ValueError):
+        assert (core.statistics().num_entries, image_files(root)) == (0, [])
+        assert core.release(name) == 0
+        return
+    core.close(is_disk_kept=True)
+    core = PixelStoreCore(make_config(root))
+    assert core.missing([key]) == []
+    assert core.release(name) == 3
+    core.close()

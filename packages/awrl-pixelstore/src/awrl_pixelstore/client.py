@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -236,6 +237,10 @@ class PixelStoreClient:
 
     def _deadline(self, limit_s: float | None) -> Deadline:
         limit_s = self.spec.config.call_timeout_s if limit_s is None else limit_s
+        if math.isnan(limit_s):  # it would never pass
+            raise ValueError(
+                "timeout_s must be a number of seconds, got nan. Use None for the store's."
+            )
         return Deadline(asyncio.get_running_loop().time() + limit_s, limit_s)
 
     def _ours(self, keys: Sequence[str]) -> dict[str, int]:

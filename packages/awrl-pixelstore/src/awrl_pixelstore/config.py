@@ -61,7 +61,7 @@ class PixelStoreConfig:
         for name, value in (("lease_ttl_s", self.lease_ttl_s), ("idle_exit_s", self.idle_exit_s)):
             if value is not None:
                 require_positive(name, value, "Use None to switch it off.")
-        if self.read_cache_bytes < 0:
+        if not self.read_cache_bytes >= 0:
             raise ValueError(
                 f"read_cache_bytes must be >= 0, got {self.read_cache_bytes}. Use 0 for no cache."
             )

@@ -132,7 +132,8 @@ class PixelStoreCore:
         require_trajectory_id(trajectory_id)
         self.sweep_if_due()
         keys = [make_key(self._run_tag, self._shard, image.digest) for image in images]
-        fresh = {k: i for k, i in zip(keys, images, strict=True) if k not in self._sizes}
+        # Looked for, not only looked up: what the disk lost meanwhile is stored again.
+        fresh = {k: i for k, i in zip(keys, images, strict=True) if self._find(k) is None}
         num_fresh_bytes = sum(map(_num_bytes, fresh.values()))
         try:
             self._note_put(trajectory_id, keys, fresh, num_fresh_bytes)
@@ -214,9 +215,10 @@ class PixelStoreCore:
         Returns:
             Bytes freed.
         """
-        freed = [key for name in trajectory_ids for key in self._leases.release(name)]
+        holders = [name for name in dict.fromkeys(trajectory_ids) if self._leases.is_holder(name)]
+        freed = [key for name in holders for key in self._leases.release(name)]
         num_bytes = sum(self._drop(key) for key in freed)
-        self._note_removal(trajectory_ids, freed)
+        self._note_removal(holders, freed)
         return num_bytes
 
     def expire(self) -> list[str]:

@@ -109,7 +109,10 @@ class DiskTier:
         files = {path.name: path for path in self._images.iterdir()}
         sizes = {key: noted[key] for key in leased & noted.keys() & files.keys()}
         for name in files.keys() - sizes.keys():
-            files[name].unlink()
+            try:
+                files[name].unlink()
+            except OSError as error:  # a folder, say: it is in nobody's way
+                logger.warning("%s is no image and stays: %s", files[name], error)
         return Recovered(sizes, leases)
 
     def add(

@@ -63,10 +63,21 @@ def parse_key(key: str) -> ParsedKey:
 
 
 def require_trajectory_id(trajectory_id: str) -> None:
-    """Pass silently when a trajectory has a name.
+    """Pass silently when a trajectory has a name that a database gives back as it was.
 
     Raises:
-        ValueError: The name is empty.
+        TypeError: The name is not a string.
+        ValueError: It is empty, or holds half of a surrogate pair.
     """
     if not trajectory_id:
         raise ValueError("trajectory_id must be a name, got ''. Use the episode's id.")
+    if not isinstance(trajectory_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"trajectory_id must be a str, got {trajectory_id!r}. Use the episode's id."
+        )
+    try:
+        trajectory_id.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"trajectory_id must be text, got {trajectory_id!r}. Use the episode's id."
+        ) from error

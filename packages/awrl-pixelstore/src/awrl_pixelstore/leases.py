@@ -65,6 +65,10 @@ class LeaseTable:
                 freed.append(key)
         return freed
 
+    def is_holder(self, trajectory_id: str) -> bool:
+        """Return whether a trajectory holds a key."""
+        return trajectory_id in self._leases
+
     def overdue(self, before: float) -> list[str]:
         """Return the trajectories whose last put lies before the given moment."""
         found: list[str] = []

@@ -84,11 +84,12 @@ def get_or_create_pixel_store(
         sleep: Pauses between attempts.
 
     Raises:
-        ValueError: A bad `run_id` or `num_shards`, or the store exists with another config.
+        ValueError: A bad `run_id`, `num_shards` or `timeout_s`, or the store exists with another config.
         PixelStoreUnavailable: Ray is not initialized, the actors did not answer in time, or their
             disk tier can't be used.
     """
     run_tag_of(run_id)
+    require_positive("timeout_s", timeout_s, "Give seconds.")
     if num_shards is not None:
         require_positive("num_shards", num_shards, "Leave it out for one per node.")
     if not ray.is_initialized():
