@@ -340,3 +340,18 @@ def test_a_source_that_repeats_a_live_id_ends_the_run_and_keeps_no_unit() -> Non
     VirtualClock().run(main())
     seen = manager.statistics()
     assert (seen.num_running, seen.num_reserved) == (0, 0)
+
+
+@pytest.mark.parametrize("num_slots", [0, -1, 2.5, float("nan"), None])
+def test_a_worker_without_a_whole_number_of_slots_is_refused(num_slots: int) -> None:
+    config = StalenessConfig(max_concurrent=4, consumer_batch_size=4, max_off_policyness=1)
+    worker = ScriptedWorker(num_slots=num_slots)
+    with pytest.raises(ValueError, match="num_slots"):
+        RolloutController([worker], StalenessManager(config))
+
+
+@pytest.mark.parametrize("name", ["fault_window", "max_refills", "min_members", "on_overrun"])
+@pytest.mark.parametrize("value", [float("nan"), 1.5, "sometimes"])
+def test_a_setting_that_decides_nothing_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        ControllerConfig(**{name: value})  # pyright: ignore[reportArgumentType]

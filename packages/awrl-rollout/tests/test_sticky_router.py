@@ -95,3 +95,26 @@ def test_a_server_without_an_answer_rests_and_the_episode_goes_on_elsewhere() ->
         assert router.route("7/0") == home
 
     clock.run(main())
+
+
+def test_closing_reaches_every_client_though_one_fails() -> None:
+    closed: list[str] = []
+
+    class FailingClient(ScriptedClient):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        async def aclose(self) -> None:
+            closed.append(self.name)
+            if self.name == "a":
+                raise OSError("boom")
+
+    async def main() -> None:
+        router = StickyRouter(["a", "b"], connect=FailingClient)
+        with pytest.raises(OSError, match="boom"):
+            await router.aclose()
+        await router.aclose()
+
+    VirtualClock().run(main())
+    assert closed == ["a", "b"]

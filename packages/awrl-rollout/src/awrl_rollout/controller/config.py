@@ -61,6 +61,9 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every number against its rule."""
+        for name in ("fault_window", "max_refills", "min_members"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name} must be a whole number, got {getattr(self, name)!r}.")
         for name in (
             "poll_interval_s",
             "worker_call_deadline_s",
@@ -73,6 +76,12 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value}. Seconds end in _s.")
+        for name, words in (
+            ("on_overrun", ("drop", "wait")),
+            ("when_incomplete", ("deliver", "drop")),
+        ):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}.")
         share = self.max_fault_share
         if share is not None and not 0 <= share <= 1:
             raise ValueError(

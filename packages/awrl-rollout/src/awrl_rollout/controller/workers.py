@@ -93,6 +93,9 @@ class WorkerProxy:
     Args:
         poll_interval_s: Longest time between two looks at its records.
         on_death: Called once, with a reason.
+
+    Raises:
+        ValueError: The worker's slots are not a whole number above 0.
     """
 
     def __init__(
@@ -106,6 +109,11 @@ class WorkerProxy:
     ) -> None:
         self.name = worker.name
         self.num_slots = worker.num_slots
+        if type(self.num_slots) is not int or self.num_slots < 1:
+            raise ValueError(
+                f"num_slots of worker {self.name!r} must be a whole number above 0, got "
+                f"{self.num_slots!r}. One slot runs one episode."
+            )
         self.assigned: dict[str, EpisodeRequest] = {}
         self.is_dead = False
         self.is_paused = False

@@ -52,12 +52,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.input_ids:
             raise ValueError("input_ids must hold at least one token, got none. Give a prompt.")
-        if self.max_new_tokens < 1:
+        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
             raise ValueError(
                 f"max_new_tokens must be >= 1, got {self.max_new_tokens}. "
                 "A prompt that fills the context leaves nothing to generate: shorten it."
             )
-        if not self.temperature >= 0.0:
+        if not 0.0 <= self.temperature < math.inf:
             raise ValueError(
                 f"temperature must be >= 0, got {self.temperature}. Use 0 for greedy decoding."
             )

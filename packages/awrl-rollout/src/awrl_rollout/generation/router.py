@@ -66,10 +66,22 @@ class StickyRouter:
                 self._clients[name] = self._connect(name)
 
     async def aclose(self) -> None:
-        """Close every client; harmless if repeated."""
-        clients, self._clients, self._servers = list(self._clients.values()), {}, ()
-        for client in clients:
-            await client.aclose()
+        """Close every client, also after one that raises; harmless if repeated.
+
+        Raises:
+            Exception: The first error of a client, when every other one is closed. After an interrupted
+                call, the next one closes those that are left.
+        """
+        self._servers = ()
+        errors: list[Exception] = []
+        while self._clients:
+            client = self._clients.pop(next(iter(self._clients)))
+            try:
+                await client.aclose()
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Return one attempt of the server that the request's key belongs to.
