@@ -154,6 +154,7 @@ class Run:
             recorder = self._recorder(system, ranks, stream)
             stack.callback(recorder.close)
             progress = await self._restore(recorder)
+            self._view.note("connecting servers and trainer, starting browsers")
             weights = await connect_weights(
                 config, self._folders, system, stack, version=progress.version, run_id=self._run_id
             )
