@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from webrl.browser.chromium import find_chromium
 from webrl.browser.config import BrowserConfig, Deadlines
-from webrl.browser.outcome import EndReason, Event, EventKind, Mark, Observation, StepOutcome
+from webrl.browser.outcome import Event, EventKind, Mark, Observation, StepOutcome
 from webrl.browser.pool import BrowserPool, PoolStatistics
 from webrl.browser.session import BrowserSession
+from webrl.endings import EndReason
 
 __all__ = [
     "BrowserConfig",
