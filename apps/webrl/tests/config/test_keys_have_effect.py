@@ -353,6 +353,7 @@ ASSEMBLERS = {
     "launch/system.py",
     "run/run.py",
     "run/compare.py",
+    "run/first_policy.py",
     "run/weight_updates.py",
     "evaluation/manager.py",
     "evaluation/run_evaluation.py",
