@@ -37,11 +37,6 @@ async def _one_episode(session: BrowserSession, task: Task = TASK) -> StepOutcom
     return await session.step(MISS)
 
 
-async def _steps(session: BrowserSession, count: int) -> None:
-    for _ in range(count):
-        await session.step(MISS)
-
-
 def _descendants() -> set[int]:
     # But for Python's own helper, which other tests start.
     below = psutil.Process().children(recursive=True)
