@@ -29,9 +29,14 @@ class Log:
         self._out = io.StringIO()
         self.handler = JoiningHandler(logging.StreamHandler(self._out), clock=lambda: self.now_s)
         self.logger = logging.getLogger(name)
+        self._before = self.logger.handlers[:], self.logger.level, self.logger.propagate
         self.logger.handlers[:] = [self.handler]
         self.logger.setLevel(logging.INFO)
         self.logger.propagate = False
+
+    def undo(self) -> None:
+        """Leave the logger as it was."""
+        self.logger.handlers[:], self.logger.level, self.logger.propagate = self._before
 
     @property
     def lines(self) -> list[str]:
@@ -42,7 +47,7 @@ class Log:
 def log() -> Iterator[Log]:
     log = Log()
     yield log
-    log.logger.handlers.clear()
+    log.undo()
 
 
 def test_the_first_of_equal_messages_is_written_at_once_and_the_others_are_counted(
@@ -122,8 +127,7 @@ def test_a_server_that_is_gone_is_one_line_and_a_count() -> None:
 
     asyncio.run(main())
     log.handler.close()
-    log.logger.handlers.clear()
-    log.logger.propagate = True
+    log.undo()
     assert 2 <= len(log.lines) <= 6, log.lines
     assert any("more like it" in line for line in log.lines)
 
