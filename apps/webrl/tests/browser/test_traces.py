@@ -140,14 +140,20 @@ async def _traces(
         await _play(used, task, generator)
     fresh = msgspec.structs.replace(task, reset="new_context")
     seed = generator.randrange(1000)
-    found, right = await _look(used, task, seed), await _look(unused, fresh, seed)
-    compared = found.keys() if task.is_steady else ("stored", "goal", "place")
-    return [
-        f"{task.name} {name}: {str(found[name])[:200]} != {str(right[name])[:200]}"
-        for name in compared
-        if found[name] != right[name]
-        and not (name == "pixels" and _is_alike(found[name], right[name]))
-    ]
+    differing: set[str] = set()
+    for is_again in (False, True):  # a busy machine can draw a picture late: a trace shows twice
+        found, right = await _look(used, task, seed), await _look(unused, fresh, seed)
+        compared = found.keys() if task.is_steady else ("stored", "goal", "place")
+        now = {
+            name
+            for name in compared
+            if found[name] != right[name]
+            and not (name == "pixels" and _is_alike(found[name], right[name]))
+        }
+        differing = differing & now if is_again else now
+        if not differing:
+            break
+    return [f"{task.name}: {name}" for name in sorted(differing)]
 
 
 def test_no_page_shows_or_keeps_anything_of_the_episodes_before() -> None:
