@@ -73,14 +73,18 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(
     scope="session",
-    params=["embedded", pytest.param("sglang", marks=[pytest.mark.sglang, NEEDS_SGLANG])],
+    params=[
+        "embedded",
+        "rehearsed",
+        pytest.param("sglang", marks=[pytest.mark.sglang, NEEDS_SGLANG]),
+    ],
 )
 def server(
     request: pytest.FixtureRequest, policy_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerUnderTest]:
     """The server under test: the embedded one, then a real SGLang where it is installed."""
     url = os.environ.get("WEBRL_CONTRACT_URL")
-    if url and request.param == "embedded":
+    if url and request.param != "sglang":
         pytest.skip("WEBRL_CONTRACT_URL names another server")
     if url:
         yield ServerUnderTest(
@@ -91,10 +95,15 @@ def server(
         )
         return
     logs = tmp_path_factory.mktemp(f"server-{request.param}")
-    if request.param == "embedded":
-        with embedded_server(policy_path, logs) as url:
+    if request.param != "sglang":
+        has_model = request.param == "embedded"
+        with embedded_server(policy_path, logs, has_model=has_model) as url:
             yield ServerUnderTest(
-                url=url, model_path=policy_path, dtype=torch.float32, is_embedded=True
+                url=url,
+                model_path=policy_path,
+                dtype=torch.float32,
+                is_embedded=True,
+                has_model=has_model,
             )
         return
     spec = ServerSpec(
@@ -115,10 +124,12 @@ def server(
 
 
 @contextmanager
-def embedded_server(policy_path: Path, logs: Path) -> Generator[str]:
-    """Run an embedded server with the options that the contract asks for."""
+def embedded_server(policy_path: Path, logs: Path, *, has_model: bool = True) -> Generator[str]:
+    """Run an embedded server, or one without a model, with the options that the contract asks for."""
     port = free_port()
-    command = [sys.executable, "-m", "webrl.embedded", "--model-path", str(policy_path)]
+    module = "webrl.embedded" if has_model else "webrl.rehearse.server"
+    command = [sys.executable, "-m", module, "--model-path", str(policy_path)]
+    command += [] if has_model else ["--token-s", "0.002", "--prefill-s", "0"]
     command += ["--port", str(port), "--end-with-stdin", "--group-timeout-s", "20"]
     with (logs / "server.log").open("wb") as log:
         process = subprocess.Popen(

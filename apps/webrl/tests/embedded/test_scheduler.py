@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from webrl.embedded.batch import RunningBatch
 from webrl.embedded.kv_cache import DecodeView, PromptKV
 from webrl.embedded.request import (
     GenerationAnswer,
@@ -12,7 +13,7 @@ from webrl.embedded.request import (
     PromptState,
     prepared_key,
 )
-from webrl.embedded.scheduler import RequestScheduler, SchedulerConfig
+from webrl.embedded.scheduler import RequestScheduler
 from webrl.embedded.wire import SamplingParams
 from webrl.errors import BadRequestError
 from webrl.policy import ModelInputs
@@ -90,9 +91,18 @@ class CountingRunner:
 class World:
     """A scheduler with its runner, and the answers that came out."""
 
-    def __init__(self, **config: object) -> None:
+    def __init__(
+        self,
+        *,
+        max_running: int = 64,
+        max_prefill_tokens: int = 16384,
+        prompt_cache_bytes: int = 2**29,
+    ) -> None:
         self.runner = CountingRunner()
-        self.scheduler = RequestScheduler(self.runner, SchedulerConfig(**config))  # pyright: ignore[reportArgumentType]
+        batch = RunningBatch(
+            self.runner, max_prefill_tokens=max_prefill_tokens, cache_bytes=prompt_cache_bytes
+        )
+        self.scheduler = RequestScheduler(self.runner, batch, max_running=max_running)
         self.answers: dict[str, list[GenerationAnswer]] = {}
 
     def submit(

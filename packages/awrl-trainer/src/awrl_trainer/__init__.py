@@ -9,8 +9,8 @@ from awrl_trainer.collate import collate_model_inputs, collate_text
 from awrl_trainer.config import ActorConfig, LossConfig, OptimizerConfig
 from awrl_trainer.errors import BatchError, CheckpointError, PublishError
 from awrl_trainer.folders import incomplete_checkpoints, latest_complete_checkpoint, new_folder
-from awrl_trainer.rows import Batch, TrainRow
-from awrl_trainer.update import UpdateResult
+from awrl_trainer.rows import Batch, Collate, TrainRow
+from awrl_trainer.update import UpdateResult, UpdateRunner
 from awrl_trainer.weights.config import PublisherConfig, PublishReport
 from awrl_trainer.weights.group import open_store
 from awrl_trainer.weights.plan import Bucket, TensorSpec, tensor_checksum
@@ -31,6 +31,7 @@ __all__ = [
     "BatchError",
     "Bucket",
     "CheckpointError",
+    "Collate",
     "FSDPActor",
     "GroupMembership",
     "LocalSource",
@@ -43,6 +44,7 @@ __all__ = [
     "TensorSpec",
     "TrainRow",
     "UpdateResult",
+    "UpdateRunner",
     "WHOLE",
     "WeightPublisher",
     "WeightReceiver",

@@ -57,6 +57,7 @@ class FSDPActor:
         rename: Maps the model's parameter names to those that servers know.
         read_weight: Reads a weight by name, for a model (and reference) whose parameters are on the
             meta device (`parameters_on_meta`); None for a model that holds its weights.
+        runner: Computes updates; another one than the default computes something else.
 
     Raises:
         ValueError: A prefix of `frozen_modules` that no parameter has.
@@ -74,6 +75,7 @@ class FSDPActor:
         version: int = 0,
         rename: Callable[[str], str] | None = None,
         read_weight: WeightReader | None = None,
+        runner: type[UpdateRunner] = UpdateRunner,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
@@ -88,7 +90,7 @@ class FSDPActor:
         if config.loss.kl_coefficient and reference is not None:
             self.reference = self._shard(reference.requires_grad_(False), read_weight)
         self.optimizer = SteppedOptimizer(self.policy, config.optimizer)
-        self._runner = UpdateRunner(
+        self._runner = runner(
             policy=self.policy,
             reference=self.reference,
             optimizer=self.optimizer,

@@ -30,6 +30,7 @@ from awrl_trainer.hf_attention import use_packed_attention as use_packed_attenti
 from awrl_trainer.outcome import outcome_of
 from awrl_trainer.rows import Collate
 from awrl_trainer.sharding import parameters_on_meta
+from awrl_trainer.update import UpdateRunner
 
 ResultT = TypeVar("ResultT")
 
@@ -53,6 +54,7 @@ def load_actor(
     mesh: DeviceMesh | None = None,
     device: torch.device | str | None = None,
     version: int = 0,
+    runner: type[UpdateRunner] = UpdateRunner,
 ) -> FSDPActor:
     """Build a sharded actor from a local checkpoint; called on all ranks.
 
@@ -63,6 +65,7 @@ def load_actor(
         collate: Turns rows into a batch.
         mesh: One-dimensional mesh of the ranks; None takes all ranks.
         device: Where to compute; None takes the CPU.
+        runner: Computes updates; see `FSDPActor`.
 
     Raises:
         CheckpointError: No such checkpoint, one that is damaged or that this transformers does not
@@ -90,6 +93,7 @@ def load_actor(
         device=device,
         reference=reference,
         version=version,
+        runner=runner,
         read_weight=checkpoint_reader(path),
     )
 

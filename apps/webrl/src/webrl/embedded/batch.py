@@ -19,7 +19,7 @@ from cachetools import LRUCache
 
 from webrl.embedded.kv_cache import RowCache
 from webrl.embedded.request import (
-    FinishReason,
+    Drawn,
     GenerationRequest,
     PreparedPrompt,
     PromptKey,
@@ -27,9 +27,6 @@ from webrl.embedded.request import (
 )
 from webrl.embedded.runner import Runner
 from webrl.embedded.sampling import draw_tokens
-
-Drawn = tuple[GenerationRequest, FinishReason | None]
-"""A request that got one more token, and why it ended with it, if it did."""
 
 
 class RunningBatch:
@@ -148,5 +145,5 @@ class RunningBatch:
 
 
 def _prompt(request: GenerationRequest) -> PreparedPrompt:
-    assert request.prompt is not None, "a waiting request keeps its prompt"
+    assert isinstance(request.prompt, PreparedPrompt), "a waiting request keeps its prompt"
     return request.prompt

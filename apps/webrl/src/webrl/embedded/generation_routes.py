@@ -144,7 +144,7 @@ def _reply(
         ]
     if any(version != answer.weight_version for version in answer.versions):
         meta["output_token_weight_versions"] = answer.versions
-    text = state.runner.processor.decode(answer.output_ids)
+    text = state.runner.text_of(answer.output_ids)
     return {"text": text, "output_ids": answer.output_ids, "meta_info": meta}
 
 

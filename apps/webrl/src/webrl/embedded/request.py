@@ -11,14 +11,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
-from webrl.embedded.kv_cache import PromptKV
 from webrl.embedded.sampling import SamplingRow
 from webrl.embedded.wire import SamplingParams
-from webrl.policy import ModelInputs
+
+if TYPE_CHECKING:
+    from webrl.embedded.kv_cache import PromptKV
+    from webrl.policy import ModelInputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +57,15 @@ class GenerationAnswer:
     """Set when the request could not be served."""
 
 
+class Prompt(Protocol):
+    """A prompt that was looked at and can be served."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, image tokens included."""
+        ...
+
+
 @dataclass(kw_only=True, slots=True)
 class GenerationRequest:
     """A request as the scheduler holds it."""
@@ -77,7 +88,7 @@ class GenerationRequest:
     """Whether it is answered at every token."""
     stop_ids: frozenset[int] = frozenset()
     """Ids that end it."""
-    prompt: PreparedPrompt | None = None
+    prompt: Prompt | None = None
     """What must be prefilled, while it waits; `None` once it has a row."""
     num_prompt_tokens: int = 0
     """Expanded prompt tokens."""
@@ -136,6 +147,10 @@ class GenerationRequest:
             finish=finish,
             error=error,
         )
+
+
+Drawn = tuple[GenerationRequest, FinishReason | None]
+"""A request that got one more token, and why it ended with it, if it did."""
 
 
 PromptKey = tuple[tuple[int, ...], tuple[bytes, ...]]

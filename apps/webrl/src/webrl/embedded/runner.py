@@ -25,23 +25,14 @@ from transformers.cache_utils import DynamicCache
 from webrl.embedded.config import EmbeddedServerConfig
 from webrl.embedded.kv_cache import DecodeView, PromptKV
 from webrl.embedded.request import PreparedPrompt, PromptState, prepared_key
+from webrl.embedded.scheduler import PromptReader
 from webrl.embedded.vision import VisionEncoder
 from webrl.errors import BadRequestError
 from webrl.policy import PolicyProcessor, load_policy
 
 
-class Runner(Protocol):
-    """What the scheduler needs of a model."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end an answer."""
-        ...
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens of prompt and answer together."""
-        ...
+class Runner(PromptReader, Protocol):
+    """What the running batch needs of a model."""
 
     def prepare(self, token_ids: Sequence[int], images: Sequence[bytes]) -> PreparedPrompt:
         """Return a prompt ready for a prefill; raises `BadRequestError` when it can't be."""
@@ -101,6 +92,10 @@ class ModelRunner:
     def context_length(self) -> int:
         """Most tokens of prompt and answer together."""
         return self._context_length
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return the text of sampled ids, without special tokens."""
+        return self.processor.decode(token_ids)
 
     def weights_changed(self) -> None:
         """Drop the image features of older weights."""

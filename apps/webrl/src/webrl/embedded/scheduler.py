@@ -18,11 +18,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from webrl.embedded.batch import Drawn, RunningBatch
-from webrl.embedded.request import FinishReason, GenerationAnswer, GenerationRequest
-from webrl.embedded.runner import Runner
+from webrl.embedded.request import (
+    Drawn,
+    FinishReason,
+    GenerationAnswer,
+    GenerationRequest,
+    Prompt,
+)
 from webrl.errors import BadRequestError
 
 PauseMode = Literal["abort", "in_place", "retract"]
@@ -32,20 +36,6 @@ Delivery = tuple[Callable[[GenerationAnswer], None], GenerationAnswer]
 
 _QUEUE_ABORT = FinishReason(type="abort", message="Abort in waiting queue")
 _RUNNING_ABORT = FinishReason(type="abort", message="Aborted")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerConfig:
-    """Bounds of the scheduler."""
-
-    max_running: int = 64
-    """Requests in the running batch."""
-    max_prefill_tokens: int = 16384
-    """Padded tokens of one prefill forward."""
-    prompt_cache_bytes: int = 2**29
-    """Bytes of prefilled prompts that are kept for sharing."""
-    weight_version: str = "default"
-    """Label of the weights at the start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,18 +64,81 @@ class SchedulerStatistics:
     """Whether generation is paused now."""
 
 
-class RequestScheduler:
-    """All requests of one server, and the label of its weights."""
+class PromptReader(Protocol):
+    """What the scheduler needs of a model."""
 
-    def __init__(self, runner: Runner, config: SchedulerConfig) -> None:
-        self._runner = runner
-        self._config = config
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end an answer."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and answer together."""
+        ...
+
+    def prepare(self, token_ids: Sequence[int], images: Sequence[bytes]) -> Prompt:
+        """Return a prompt that can be served; raises `BadRequestError` when it can't be."""
+        ...
+
+
+class TokenBatch(Protocol):
+    """What the scheduler needs of the running batch."""
+
+    requests: list[GenerationRequest]
+    """Requests with a row."""
+    num_prefill_tokens: int
+    """Prompt tokens computed."""
+    num_shared_prompts: int
+    """Prompts that needed no prefill of their own."""
+    num_decode_steps: int
+    """Decode forwards."""
+    num_output_tokens: int
+    """Tokens generated."""
+
+    def forget_prompts(self) -> None:
+        """Drop what older weights computed of prompts; rows in use stay."""
+        ...
+
+    def admit(self, requests: Sequence[GenerationRequest], version: str) -> list[Drawn]:
+        """Give `requests` rows, and draw the first token of each."""
+        ...
+
+    def decode(self, version: str) -> list[Drawn]:
+        """Draw the next token of every request in the batch."""
+        ...
+
+    def release(self, request: GenerationRequest) -> None:
+        """Take `request` out of the batch."""
+        ...
+
+    def clear(self) -> list[GenerationRequest]:
+        """Empty the batch; return who was in it."""
+        ...
+
+
+class RequestScheduler:
+    """All requests of one server, and the label of its weights.
+
+    Args:
+        reader: Looks at prompts as they come.
+        batch: Runs them.
+        max_running: Requests in the running batch.
+        weight_version: Label of the weights at the start.
+    """
+
+    def __init__(
+        self,
+        reader: PromptReader,
+        batch: TokenBatch,
+        *,
+        max_running: int = 64,
+        weight_version: str = "default",
+    ) -> None:
+        self._reader = reader
+        self._batch = batch
+        self._max_running = max_running
         self._waiting: deque[GenerationRequest] = deque()
-        self._batch = RunningBatch(
-            runner,
-            max_prefill_tokens=config.max_prefill_tokens,
-            cache_bytes=config.prompt_cache_bytes,
-        )
         self._admitting: list[GenerationRequest] = []
         self._deliveries: list[Delivery] = []
         self._is_paused = False
@@ -93,7 +146,7 @@ class RequestScheduler:
         self._num_finished = 0
         self._num_aborted = 0
         self._num_refused = 0
-        self.weight_version = config.weight_version
+        self.weight_version = weight_version
 
     @property
     def has_work(self) -> bool:
@@ -133,9 +186,9 @@ class RequestScheduler:
 
     def _prepare(self, request: GenerationRequest) -> None:
         assert not request.output_ids
-        request.prompt = self._runner.prepare(request.prompt_ids, request.images)
+        request.prompt = self._reader.prepare(request.prompt_ids, request.images)
         request.num_prompt_tokens = request.prompt.num_tokens
-        limit = self._runner.context_length
+        limit = self._reader.context_length
         room = limit - request.num_prompt_tokens
         if room < 1:
             raise BadRequestError(
@@ -144,7 +197,7 @@ class RequestScheduler:
             )
         wanted = request.params.max_new_tokens
         request.budget = room if wanted is None else min(wanted, room)
-        eos = frozenset[int]() if request.params.ignore_eos else self._runner.eos_token_ids
+        eos = frozenset[int]() if request.params.ignore_eos else self._reader.eos_token_ids
         request.stop_ids = eos | frozenset(request.params.stop_token_ids or ())
 
     def abort(self, rid_prefix: str) -> int:
@@ -198,7 +251,7 @@ class RequestScheduler:
             self._batch.release(request)
             so_far = request.prompt_ids + tuple(request.output_ids)
             try:
-                request.prompt = self._runner.prepare(so_far, request.images)
+                request.prompt = self._reader.prepare(so_far, request.images)
             except BadRequestError as error:
                 # It drew an id that only a prompt may hold, such as an image placeholder.
                 self.reject(request, error)
@@ -229,7 +282,7 @@ class RequestScheduler:
             return
         version = self.weight_version
         if not self._is_draining and self._waiting:
-            room = self._config.max_running - self.num_running
+            room = self._max_running - self.num_running
             fresh = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
             self._admitting = fresh
             if fresh:

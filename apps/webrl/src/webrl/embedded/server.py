@@ -1,4 +1,4 @@
-"""One embedded server: takes its port, loads the model, answers until it is told to end.
+"""A server behind its HTTP side: answers until it is told to end.
 
 Invariants:
 
@@ -21,11 +21,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from webrl.embedded.config import EmbeddedServerConfig
-from webrl.embedded.engine import Engine
 from webrl.embedded.generation_routes import generation_routes
-from webrl.embedded.runner import load_runner
-from webrl.embedded.scheduler import RequestScheduler, SchedulerConfig
 from webrl.embedded.state import STATE, ServerState
 from webrl.embedded.weight_routes import weight_routes
 from webrl.errors import BadRequestError, WeightUpdateError
@@ -34,24 +30,6 @@ logger = logging.getLogger(__name__)
 
 _STOP_DEADLINE_S = 1.5
 """Seconds for the model thread to end a step; a thread in a longer one ends with the process."""
-
-
-def build_state(config: EmbeddedServerConfig, loop: asyncio.AbstractEventLoop) -> ServerState:
-    """Load the model and start its thread; answers arrive in `loop`."""
-    runner = load_runner(config)
-    scheduler = RequestScheduler(
-        runner,
-        SchedulerConfig(
-            max_running=config.max_running_requests,
-            max_prefill_tokens=config.max_prefill_tokens,
-            prompt_cache_bytes=config.prompt_cache_bytes,
-            weight_version=config.weight_version,
-        ),
-    )
-    engine = Engine(scheduler, loop)
-    state = ServerState(config, runner, scheduler, engine)
-    engine.start()
-    return state
 
 
 def build_app(state: ServerState) -> web.Application:
@@ -88,13 +66,13 @@ def _failure(status: int, body: dict[str, object]) -> web.Response:
     )
 
 
-async def serve(config: EmbeddedServerConfig, listener: socket.socket) -> None:
-    """GenerationAnswer on `listener` until SIGTERM or SIGINT."""
+async def serve(state: ServerState, listener: socket.socket) -> None:
+    """Start the model thread and answer on `listener` until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    state = build_state(config, loop)
+    state.engine.start()
     runner = web.AppRunner(
         build_app(state), handler_cancellation=True, access_log=None, shutdown_timeout=0.5
     )
@@ -102,7 +80,7 @@ async def serve(config: EmbeddedServerConfig, listener: socket.socket) -> None:
     site = web.SockSite(runner, listener)
     await site.start()
     host, port = listener.getsockname()[:2]
-    logger.info("embedded server ready at http://%s:%d (%s)", host, port, config.model_path)
+    logger.info("embedded server ready at http://%s:%d (%s)", host, port, state.model_path)
     await stop.wait()
     await state.engine.call(lambda scheduler: scheduler.abort(""))
     await runner.cleanup()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from aiohttp import web
 
 from webrl.embedded.config import EmbeddedServerConfig
 from webrl.embedded.engine import Engine
-from webrl.embedded.runner import ModelRunner
 from webrl.embedded.scheduler import RequestScheduler
 from webrl.embedded.weight_group import WeightGroups
 from webrl.embedded.weights import WeightTable
@@ -24,13 +23,29 @@ _NUM_CACHED_BIASES = 64
 ResultT = TypeVar("ResultT")
 
 
+class ServedModel(Protocol):
+    """What the HTTP handlers need of a model."""
+
+    vocab_size: int
+    """Ids that it knows."""
+    model_type: str
+    """Its architecture's short name."""
+    architectures: tuple[str, ...]
+    """Names of its classes."""
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return the text of sampled ids, without special tokens."""
+        ...
+
+
 class ServerState:
     """Everything behind the HTTP handlers of one server."""
 
     def __init__(
         self,
         config: EmbeddedServerConfig,
-        runner: ModelRunner,
+        runner: ServedModel,
+        table: WeightTable,
         scheduler: RequestScheduler,
         engine: Engine,
     ) -> None:
@@ -38,7 +53,7 @@ class ServerState:
         self.config = config
         self.runner = runner
         self.engine = engine
-        self.table = WeightTable(runner.model)
+        self.table = table
         self.groups = WeightGroups(device=config.device, timeout_s=config.group_timeout_s)
         self.update_lock = asyncio.Lock()
         self.active_rids: set[str] = set()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -143,7 +144,7 @@ async def _model_info(http: web.Request) -> web.Response:
 async def _server_info(http: web.Request) -> web.Response:
     state = http.app[STATE]
     statistics = await state.engine.call(lambda scheduler: scheduler.statistics())
-    settings = {name: getattr(state.config, name) for name in state.config.__slots__}
+    settings = {field.name: getattr(state.config, field.name) for field in fields(state.config)}
     return _json(
         {
             **settings,

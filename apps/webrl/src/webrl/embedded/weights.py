@@ -56,9 +56,13 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
 class WeightTable:
     """All weights of a model, by checkpoint name."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        """Refer to the model's tensors; nothing is copied."""
-        self._tensors: dict[str, torch.Tensor] = {
+    def __init__(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+        """Refer to a model's tensors, or to the given ones by name; nothing is copied."""
+        if isinstance(model, Mapping):
+            self._tensors = dict(model)
+            self._second_names = frozenset[str]()
+            return
+        self._tensors = {
             name: tensor.data for name, tensor in model.state_dict(keep_vars=True).items()
         }
         # Torch lists a tied parameter once, under the name that checkpoints have for it.
@@ -190,9 +194,7 @@ def read_checkpoint(
             "Hub ids are refused: download first and give the local path."
         )
     _check_model_type(folder, model_type)
-    tensors: dict[str, torch.Tensor] = {}
-    for path, names in _files(folder).items():
-        tensors.update(_read(path, names))
+    tensors = read_tensors(folder)
     specs = [
         SentTensor(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
         for name, tensor in tensors.items()
@@ -200,6 +202,18 @@ def read_checkpoint(
     problems = table.problems(specs, any_float=True)
     missing = table.missing(tensors)
     refuse([*problems, *(f"{name!r} must be in the checkpoint, got none" for name in missing)])
+    return tensors
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Return all tensors of a checkpoint directory by name, on the CPU.
+
+    Raises:
+        WeightUpdateError: It is half written or damaged.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for path, names in _files(folder).items():
+        tensors.update(_read(path, names))
     return tensors
 
 

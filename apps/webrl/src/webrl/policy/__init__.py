@@ -15,7 +15,13 @@ looking; it does not read: pages that ask for one of two lettered buttons stay a
 
 from __future__ import annotations
 
-from webrl.policy.checkpoint import build_model_config, init_policy, load_policy
+from webrl.policy.checkpoint import (
+    build_model_config,
+    init_policy,
+    load_policy,
+    save_weights,
+    write_policy_files,
+)
 from webrl.policy.config import PAGE_KINDS, ActionGrid, InitPolicyConfig, WarmupConfig
 from webrl.policy.images import PatchExtractor, PatchGrid
 from webrl.policy.positions import position_ids
@@ -46,5 +52,7 @@ __all__ = [
     "init_policy",
     "load_policy",
     "position_ids",
+    "save_weights",
     "user_text",
+    "write_policy_files",
 ]

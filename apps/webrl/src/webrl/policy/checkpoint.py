@@ -91,15 +91,8 @@ def init_policy(
     config = config or InitPolicyConfig()
     out = Path(out_dir)
     tokenizer = vocabulary.build_tokenizer(config.grid)
-    tokenizer.chat_template = TINY_CHAT_TEMPLATE
     model_config = build_model_config(config, tokenizer)
-    generation = _generation(config, tokenizer, model_config.get_text_config().vocab_size)
-    with writing_policy(out):
-        out.mkdir(parents=True, exist_ok=True)
-        tokenizer.save_pretrained(out)
-        _save_image_processor(out, config)
-        model_config.save_pretrained(out)
-        generation.save_pretrained(out)
+    generation = write_policy_files(out, config, tokenizer, model_config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = _random_model(model_config)
@@ -109,17 +102,41 @@ def init_policy(
         report = warm_up(model, PolicyProcessor.from_pretrained(out), config)
     facts = json.dumps({"config": asdict(config), "report": asdict(report)}, indent=2) + "\n"
     with writing_policy(out):
-        _save_weights(model, out)
+        save_weights(model, out)
         (out / "warmup.json").write_text(facts)
     return report
 
 
-def _save_weights(model: Qwen3VLForConditionalGeneration, out: Path) -> None:
-    """Save without a progress bar: a bar for one small file would run through a terminal view."""
+def write_policy_files(
+    out: Path,
+    config: InitPolicyConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    model_config: Qwen3VLConfig,
+) -> GenerationConfig:
+    """Write everything of a checkpoint directory but its weights; return what generation follows.
+
+    Raises:
+        PolicyError: The disk refused a file.
+    """
+    tokenizer.chat_template = TINY_CHAT_TEMPLATE
+    generation = _generation(config, tokenizer, model_config.get_text_config().vocab_size)
+    with writing_policy(out):
+        out.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(out)
+        _save_image_processor(out, config)
+        model_config.save_pretrained(out)
+        generation.save_pretrained(out)
+    return generation
+
+
+def save_weights(
+    model: Qwen3VLForConditionalGeneration, out: Path, *, max_file_bytes: int = 5 * 10**9
+) -> None:
+    """Write the weights without a progress bar, which would run through a terminal view."""
     has_bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model.save_pretrained(out)
+        model.save_pretrained(out, max_shard_size=max_file_bytes)
     finally:
         if has_bar:
             transformers_logging.enable_progress_bar()

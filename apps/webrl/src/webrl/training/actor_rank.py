@@ -20,10 +20,12 @@ import torch.distributed as dist
 from awrl_pixelstore import PixelStoreClient
 from awrl_trainer import (
     ActorConfig,
+    Collate,
     FSDPActor,
     SnapshotWriter,
     TrainRow,
     UpdateResult,
+    UpdateRunner,
     WeightSender,
     open_store,
 )
@@ -67,6 +69,8 @@ class UpdateEngine:
         world_size: Ranks of the role.
         pixels: Where the rows' images are.
     """
+
+    _runner: type[UpdateRunner] = UpdateRunner
 
     def __init__(self, spec: EngineSpec, rank: int, world_size: int, pixels: PixelStoreClient):
         """Remember what to build; `start` builds it."""
@@ -112,9 +116,10 @@ class UpdateEngine:
         self._actor = load_actor(
             spec.policy_path,
             spec.actor,
-            collate=Collator(processor, self._fetch, spec.actor.row_layout),
+            collate=self._collate(processor),
             device="cuda" if spec.use_cuda else "cpu",
             version=version,
+            runner=self._runner,
         )
         return os.getpid()
 
@@ -157,6 +162,9 @@ class UpdateEngine:
             timeout_s=GROUP_DEADLINE.total_seconds(),
             port=port,
         )
+
+    def _collate(self, processor: PolicyProcessor) -> Collate:
+        return Collator(processor, self._fetch, self._spec.actor.row_layout)
 
     @property
     def _built(self) -> FSDPActor:

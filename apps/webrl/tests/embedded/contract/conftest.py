@@ -15,6 +15,14 @@ GROUP_NUMBERS = itertools.count()
 
 
 @pytest.fixture
+def server_with_model(server: ServerUnderTest) -> ServerUnderTest:
+    """The server, for what the one without a model has in common with the embedded one or lacks."""
+    if not server.has_model:
+        pytest.skip("the server without a model")
+    return server
+
+
+@pytest.fixture
 def first_weights_again(server: ServerUnderTest) -> Iterator[None]:
     """Give the server its first weights back after the test."""
     yield

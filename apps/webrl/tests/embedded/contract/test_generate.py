@@ -17,6 +17,8 @@ from serving import ServerUnderTest
 from webrl.embedded.parity import as_base64, largest_difference, page_png, page_request
 from webrl.policy import PolicyProcessor
 
+pytestmark = pytest.mark.usefixtures("server_with_model")
+
 
 def generate(url: str, *requests: GenerateRequest) -> list[GenerateResult]:
     async def run() -> list[GenerateResult]:

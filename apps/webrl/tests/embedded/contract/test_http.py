@@ -13,6 +13,8 @@ from serving import ServerUnderTest
 from webrl.embedded.parity import as_base64, page_png
 from webrl.policy import PolicyProcessor
 
+pytestmark = pytest.mark.usefixtures("server_with_model")
+
 
 def post(server: ServerUnderTest, path: str, body: bytes | Mapping[str, Any]) -> tuple[int, str]:
     async def run() -> tuple[int, str]:

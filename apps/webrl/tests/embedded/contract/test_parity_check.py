@@ -12,6 +12,7 @@ from webrl.embedded.parity import check_parity
 
 
 @pytest.mark.distributed
+@pytest.mark.usefixtures("server_with_model")
 def test_every_case_is_within_rounding_and_the_weights_are_back(
     server: ServerUnderTest, unused_port: Callable[[], int]
 ) -> None:

@@ -16,7 +16,7 @@ from webrl.embedded.parity import page_png, page_request
 from webrl.embedded.rank_zero import RankZero, join, publish
 from webrl.policy import PolicyProcessor
 
-pytestmark = pytest.mark.usefixtures("first_weights_again")
+pytestmark = pytest.mark.usefixtures("server_with_model", "first_weights_again")
 SEEN_PAGE = page_png(31)
 
 

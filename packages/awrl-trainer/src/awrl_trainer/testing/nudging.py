@@ -1,0 +1,57 @@
+"""Updates without a forward or a backward pass, for rehearsals of everything around them.
+
+Invariant: rows, mini-batches, epochs, micro-batches, optimizer steps and collectives are those of a
+real update of the same rows; each step moves every weight a little, alike on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from awrl_trainer.ranks import run_or_fail_together
+from awrl_trainer.rows import TrainRow
+from awrl_trainer.update import Tally, UpdateRunner
+from awrl_trainer.update_plan import MiniBatch
+
+_GRADIENT = 1e-3
+"""Of every weight; the optimizer's own moves follow from its sign."""
+
+
+class NudgingRunner(UpdateRunner):
+    """Runs updates in which nothing is computed."""
+
+    def _proximal_pass(
+        self, rows: Sequence[TrainRow], mini_batch: MiniBatch, tally: Tally
+    ) -> list[Tensor]:
+        """Return no log-probs: nobody reads them."""
+        return []
+
+    def _mini_step(
+        self,
+        rows: Sequence[TrainRow],
+        mini_batch: MiniBatch,
+        proximal: list[Tensor] | None,
+        version: int,
+        tally: Tally,
+    ) -> list[Tensor]:
+        """Collate every micro-batch, and step with one gradient for all weights."""
+        for micro_batch in mini_batch.micro_batches:
+            own = [rows[index] for index in micro_batch.row_indices]
+            with self._timed(tally, "collate"):
+                run_or_fail_together(
+                    lambda own=own: self._collate(own),
+                    self._group,
+                    self._device,
+                    what="collate",
+                    advice="See that rank's log; this optimizer step was not taken.",
+                )
+        for parameter in self._policy.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.full_like(parameter, _GRADIENT)
+        with self._timed(tally, "optimizer"):
+            tally.steps.append(self._optimizer.step())
+        tally.losses.append(torch.zeros((), dtype=torch.float64, device=self._device))
+        return []
