@@ -18,8 +18,11 @@ from webrl.cluster.ray_cluster import NodeResources
 from webrl.errors import PreflightError
 
 
-def node(name: str, gpus: float = 8.0, cpus: float = 64.0) -> NodeResources:
-    return NodeResources(node_id=name, address=name, num_cpus=cpus, num_gpus=gpus)
+def node(
+    name: str, gpus: float = 8.0, cpus: float = 64.0, *, has_browsers: bool = False
+) -> NodeResources:
+    labels = {"browsers": "true"} if has_browsers else {}
+    return NodeResources(node_id=name, address=name, num_cpus=cpus, num_gpus=gpus, labels=labels)
 
 
 def role(name: str, count: int, gpus: float = 1.0, shares: str | None = None) -> RoleSpec:
@@ -57,30 +60,39 @@ def test_workers_leave_the_cpus_that_servers_and_ranks_need_and_are_spread(cpus:
 @settings(deadline=None, max_examples=150)
 @given(
     sizes=st.lists(
-        st.tuples(st.integers(0, 4), st.sampled_from([0.0, 1.0, 2.5, 4.0, 9.0])),
+        st.tuples(st.integers(0, 4), st.sampled_from([0.0, 1.0, 2.5, 4.0, 9.0]), st.booleans()),
         min_size=1,
         max_size=4,
     ),
     gpu_roles=st.lists(st.tuples(st.integers(1, 4), st.sampled_from([0.5, 1.0, 2.2])), max_size=2),
     num_workers=st.integers(0, 6),
     is_spread=st.booleans(),
+    label=st.sampled_from(["", "browsers=true"]),
     seed=st.randoms(use_true_random=False),
 )
 def test_what_can_be_placed_passes_whatever_the_order_of_nodes_and_roles(
-    sizes: list[tuple[int, float]],
+    sizes: list[tuple[int, float, bool]],
     gpu_roles: list[tuple[int, float]],
     num_workers: int,
     is_spread: bool,
+    label: str,
     seed: Any,
 ) -> None:
-    nodes = [node(f"n{index}", gpus, cpus) for index, (gpus, cpus) in enumerate(sizes)]
+    nodes = [
+        node(f"n{index}", gpus, cpus, has_browsers=has_browsers)
+        for index, (gpus, cpus, has_browsers) in enumerate(sizes)
+    ]
     roles = [
         RoleSpec(name=f"r{index}", num_workers=count, cpus_per_worker=cpus, gpus_per_worker=1.0)
         for index, (count, cpus) in enumerate(gpu_roles)
     ]
     if num_workers:
         worker = RoleSpec(
-            name="w", num_workers=num_workers, cpus_per_worker=1.5, is_spread=is_spread
+            name="w",
+            num_workers=num_workers,
+            cpus_per_worker=1.5,
+            is_spread=is_spread,
+            node_label=label,
         )
         roles.append(worker)
 
@@ -98,25 +110,36 @@ def test_what_can_be_placed_passes_whatever_the_order_of_nodes_and_roles(
             here = {name: ids.count(one.node_id) for name, ids in (found or {}).items()}
             assert sum(here[r.name] * r.cpus_per_worker for r in roles) <= one.num_cpus + 1e-9
             assert sum(here[r.name] * r.gpus_per_worker for r in roles) <= one.num_gpus
+            assert all(not here[r.name] or allows(one, r.node_label) for r in roles)
         assert found is None or all(len(found[r.name]) == r.num_workers for r in roles)
         seed.shuffle(nodes)
         seed.shuffle(roles)
 
 
+def allows(one: NodeResources, label: str) -> bool:
+    return not label or "browsers" in one.labels
+
+
 def by_brute_force(roles: list[RoleSpec], nodes: list[NodeResources]) -> bool:
     """Whether any way to put the bundles whole into the nodes exists."""
     bundles = [
-        (each.cpus_per_worker, each.gpus_per_worker)
+        (each.cpus_per_worker, each.gpus_per_worker, each.node_label)
         for each in roles
         for _ in range(each.num_workers)
     ]
-    states = {tuple(sorted((one.num_cpus, one.num_gpus) for one in nodes))}
-    for cpus, gpus in bundles:
+    states = {
+        tuple(sorted((one.num_cpus, one.num_gpus, allows(one, "browsers=true")) for one in nodes))
+    }
+    for cpus, gpus, label in bundles:
         states = {
-            tuple(sorted((*state[:index], (has[0] - cpus, has[1] - gpus), *state[index + 1 :])))
+            tuple(
+                sorted(
+                    (*state[:index], (has[0] - cpus, has[1] - gpus, has[2]), *state[index + 1 :])
+                )
+            )
             for state in states
             for index, has in enumerate(state)
-            if has[0] >= cpus and has[1] >= gpus
+            if has[0] >= cpus and has[1] >= gpus and (has[2] or not label)
         }
     return bool(states)
 
@@ -139,9 +162,33 @@ def test_a_ninth_node_is_needed_for_eight_test_gpus() -> None:
 
 
 def test_a_machine_that_has_not_joined_is_missed_whatever_the_roles_need() -> None:
-    check_node_count(2, [node("a"), node("b"), node("head", gpus=0.0)])
-    with pytest.raises(PreflightError, match=r"cluster.n_nodes must be <= .* \(1\), got 2"):
-        check_node_count(2, [node("a")])
+    check_node_count(2, 8, [node("a"), node("b"), node("head", gpus=0.0)])
+    check_node_count(2, 0, [node("a", gpus=0.0), node("b", gpus=0.0)])
+    with pytest.raises(PreflightError, match=r"cluster.n_nodes must be <= .* \(1 of 1\), got 2"):
+        check_node_count(2, 0, [node("a")])
+    with pytest.raises(PreflightError, match=r"n_gpus_per_node = 8 GPUs \(1 of 2\), got 2"):
+        check_node_count(2, 8, [node("a"), node("b", gpus=4.0)])
+
+
+def test_a_label_that_no_node_has_is_refused_by_name() -> None:
+    workers = RoleSpec(
+        name="rollout-worker", num_workers=2, cpus_per_worker=1.0, node_label="browsers=true"
+    )
+    with pytest.raises(PreflightError, match=r"env.node_label must be .* got 'browsers=true'"):
+        check_feasible([workers], [node("a"), node("b")])
+    nodes = [node("a"), node("b", gpus=0.0, has_browsers=True)]
+    assert check_fragments([workers], nodes) == {"rollout-worker": ["b", "b"]}
+
+
+def test_the_devices_of_a_server_are_of_one_node() -> None:
+    servers = [role("rollout", 5, gpus=4.0)]
+    assert Counter(check_fragments(servers, [node(f"n{i}") for i in range(3)])["rollout"]) == {
+        "n0": 2,
+        "n1": 2,
+        "n2": 1,
+    }
+    with pytest.raises(PreflightError, match="and 3 fit whole into the cluster's 3 nodes"):
+        check_fragments([role("rollout", 4, gpus=4.0)], [node(f"n{i}", gpus=6.0) for i in range(3)])
 
 
 def test_shared_devices_are_counted_once() -> None:

@@ -91,7 +91,7 @@ def test_options_of_the_loss_that_do_not_fit_are_refused(settings: list[str], me
         (["actor.dtype=bfloat16"], "actor.dtype must be 'float32' with embedded servers"),
         (
             ["inference.backend=sglang", "inference.sglang_args=--tp-size 2"],
-            "got '--tp-size'. Use allocation_mode",
+            "got '--tp-size'. Use allocation_mode, such as sglang[rollout]:d24t2",
         ),
         (["inference.sglang_args=--random-seed=1"], "got '--random-seed'. Use seed."),
         (
@@ -142,12 +142,31 @@ def test_sharing_devices_asynchronously_warns_and_uses_gloo() -> None:
         ("embedded[rollout]:d1+fsdp[train]:d1", "must have a role named 'actor'"),
         ("fsdp[rollout]:d1+embedded[actor]:d1", "give 'rollout' an inference backend"),
         ("embedded[rollout]:d1+fsdp[actor]:d1+fsdp[critic]:d1", "the roles 'rollout' and 'actor'"),
-        ("embedded[rollout]:d1t2+fsdp[actor]:d1", "Write embedded[rollout]:d2"),
+        ("embedded[rollout]:d1p2+fsdp[actor]:d1", "data and tensor parallelism only, got d1p2"),
+        ("embedded[rollout]:d1t2|fsdp[actor]:d2", "data parallelism only where it shares devices"),
+        ("embedded[rollout]:d1+fsdp[actor]:d1t2", "Write fsdp[actor]:d2"),
         ("embedded[rollout]:d1+fsdp[actor]:d1c2", "Write fsdp[actor]:d2"),
     ],
 )
 def test_roles_that_this_system_can_not_run_are_refused(allocation: str, words: str) -> None:
     assert words in problem_of("laptop", f"allocation_mode={allocation}")
+
+
+def test_tensor_parallel_servers_count_their_devices() -> None:
+    layout = (
+        "allocation_mode=sglang[rollout]:d24t2+fsdp[actor]:d16",
+        "cluster.n_inference_servers=24",
+    )
+    test = ("cluster.n_nodes=9", "test_rollout.enabled=true")
+    config = load_config("webgym_48_16", [*layout, *test]).config
+    assert (config.tp_size, config.allocation.num_devices, config.num_test_servers) == (2, 64, 4)
+    text = problem_of("webgym_48_16", *layout, *test, "test_rollout.n_gpus=7")
+    assert "test_rollout.n_gpus must be divisible by the rollout's t in allocation_mode (2)" in text
+    layout = (
+        "allocation_mode=sglang[rollout]:d3t16+fsdp[actor]:d16",
+        "cluster.n_inference_servers=3",
+    )
+    assert "must give a server GPUs of one machine, got t16" in problem_of("webgym_48_16", *layout)
 
 
 @pytest.mark.requirement("roles-on-own-devices", "test-rollout-sizing")

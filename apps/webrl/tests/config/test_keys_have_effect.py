@@ -90,6 +90,8 @@ TOGETHER = {
     "env.viewport_width": ("env.viewport_width=320", "env.viewport_height=224"),
     "cluster.n_gpus_per_node": ("cluster.n_gpus_per_node=0",),
     "env.reset": ("env.reset=new_context",),
+    "env.cpus_per_slot": ("env.cpus_per_slot=0.5",),
+    "env.node_label": ("env.node_label=browsers=true",),
     "inference.backend": ("inference.backend=sglang",),
     "actor.prox_logp_method": ("actor.prox_logp_method=metrics",),
 }

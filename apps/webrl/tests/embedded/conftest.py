@@ -124,13 +124,15 @@ def server(
 
 
 @contextmanager
-def embedded_server(policy_path: Path, logs: Path, *, has_model: bool = True) -> Generator[str]:
+def embedded_server(
+    policy_path: Path, logs: Path, *arguments: str, has_model: bool = True
+) -> Generator[str]:
     """Run an embedded server, or one without a model, with the options that the contract asks for."""
     port = free_port()
     module = "webrl.embedded" if has_model else "webrl.rehearse.server"
     command = [sys.executable, "-m", module, "--model-path", str(policy_path)]
     command += [] if has_model else ["--token-s", "0.002", "--prefill-s", "0"]
-    command += ["--port", str(port), "--end-with-stdin", "--group-timeout-s", "20"]
+    command += ["--port", str(port), "--end-with-stdin", "--group-timeout-s", "20", *arguments]
     with (logs / "server.log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -146,6 +148,13 @@ def embedded_server(policy_path: Path, logs: Path, *, has_model: bool = True) ->
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.fixture
+def two_member_server(policy_path: Path, tmp_path: Path) -> Iterator[str]:
+    """Address of an embedded server that stands for one of two devices."""
+    with embedded_server(policy_path, tmp_path, "--tp-size", "2") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

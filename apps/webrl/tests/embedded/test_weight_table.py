@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from typing import cast
 
 import pytest
 import torch
@@ -107,6 +108,7 @@ def test_specs_that_say_nothing_receivable_are_refused(
         ({"group_name": ""}, "group_name must not be empty"),
         ({"rank_offset": 0}, r"rank_offset must be in \[1, world_size\), got 0 of 2"),
         ({"rank_offset": 2}, "got 2 of 2"),
+        ({"tp_size": 2}, "for tp_size 2, got 1 of 2"),
         ({"backend": "mpi"}, "backend must be 'gloo' or 'nccl', got 'mpi'"),
         ({"backend": "nccl"}, "backend must be 'gloo' on cpu, got 'nccl'"),
     ],
@@ -114,6 +116,7 @@ def test_specs_that_say_nothing_receivable_are_refused(
 def test_a_group_that_can_not_be_is_refused_before_anybody_is_waited_for(
     changes: dict[str, object], message: str
 ) -> None:
+    size = cast("int", changes.pop("tp_size", 1))
     fields: dict[str, object] = {
         "master_address": "127.0.0.1",
         "master_port": 1,
@@ -124,4 +127,4 @@ def test_a_group_that_can_not_be_is_refused_before_anybody_is_waited_for(
     }
     body = InitGroupBody(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
     with pytest.raises(WeightUpdateError, match=message):
-        WeightGroups(device="cpu", timeout_s=1).join(body)
+        WeightGroups(device="cpu", timeout_s=1, tp_size=size).join(body)

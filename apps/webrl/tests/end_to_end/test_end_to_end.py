@@ -28,7 +28,7 @@ def test_two_servers_and_two_ranks_train_publish_evaluate_and_resume(
         "laptop",
         f"run_dir={run_dir}",
         f"policy.path={policy}",
-        "allocation_mode=embedded[rollout]:d2+fsdp[actor]:d2",
+        "allocation_mode=embedded[rollout]:d2t2+fsdp[actor]:d2",
         "cluster.n_inference_servers=2",
         "total_steps=3",
         "test_rollout.num_seeds=8",

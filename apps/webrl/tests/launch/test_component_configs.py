@@ -46,6 +46,27 @@ def test_without_a_test_rollout_each_of_two_has_half() -> None:
     assert [role.gpus_per_worker for role in roles[:2]] == [0.5, 0.5]
 
 
+def test_slots_declare_cpus_and_leave_the_rest_to_the_others() -> None:
+    changes = ["env.cpus_per_slot=0.25", "env.node_label=browsers=true"]
+    config = load_config("webgym_48_16", changes).config
+    roles = {role.name: role for role in component_configs.role_specs(config, 352.0)}
+    worker, server = roles[component_configs.WORKER], roles[component_configs.ROLLOUT]
+    assert (worker.cpus_per_worker, server.cpus_per_worker) == (8.0, 0.5)
+    assert (worker.node_label, server.node_label) == ("browsers=true", "")
+    with pytest.raises(ConfigError, match=r"env\.node_label must be written name=value"):
+        load_config("webgym_48_16", ["env.node_label=browsers"])
+
+
+def test_a_tensor_parallel_server_takes_its_devices_and_tells_its_program() -> None:
+    layout = ["allocation_mode=sglang[rollout]:d24t2+fsdp[actor]:d16"]
+    config = load_config("webgym_48_16", [*layout, "cluster.n_inference_servers=24"]).config
+    roles = {role.name: role for role in component_configs.role_specs(config, 768.0)}
+    assert roles[component_configs.ROLLOUT].gpus_per_worker == 2.0
+    assert roles[component_configs.ACTOR].gpus_per_worker == 1.0
+    spec = component_configs.server_spec(config, "policy")
+    assert spec.tp_size == 2
+
+
 def test_the_program_of_the_servers_can_be_named_apart_from_the_layout() -> None:
     changes = ["inference.backend=sglang", "inference.sglang_args=--log-level 'very quiet'"]
     config = load_config("laptop", changes).config

@@ -109,6 +109,10 @@ class Allocation:
             raise KeyError(f"role must be one of {names}, got {name!r}.")
         return found
 
+    def is_shared(self, role: Role) -> bool:
+        """Return whether another role holds the role's devices too."""
+        return any(other is not role and other.devices == role.devices for other in self.roles)
+
     def shares_devices(self, one: str, other: str) -> bool:
         """Return whether two roles hold the same devices (they were joined by `|`)."""
         return self.role(one).devices == self.role(other).devices

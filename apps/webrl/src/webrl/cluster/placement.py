@@ -4,6 +4,8 @@ Invariants:
     * with `+` no two roles share a device, and the test rollout takes what is left free;
     * roles joined by `|` use the bundles of their anchor role;
     * ranks follow node order (Ray's bundle order does not), so neighbours share a node;
+    * the devices of one worker are one bundle, so they are of one node;
+    * browsers go to the nodes that a label names, if one does;
     * which node holds a bundle is computed once, from what the nodes have free, and each bundle is
       pinned to its node: what the check lets pass can be placed, and what can be placed passes,
       whatever the order of the nodes;
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ray
 from ray.util.placement_group import (
@@ -38,8 +40,11 @@ UNITS = 10_000
 NODE_LABEL = "ray.io/node-id"
 """Label that Ray gives each node."""
 
-Bundle = tuple[int, int]
-"""GPUs and CPUs of a bundle or of a node, in units."""
+Bundle = tuple[int, int, str]
+"""GPUs and CPUs of a bundle, in units, and the label of the nodes that may hold it."""
+
+Room = tuple[int, int, frozenset[str]]
+"""GPUs and CPUs of a node, in units, and its labels; every node has the empty one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +63,8 @@ class RoleSpec:
     """Role whose bundles are shared (`|`); None for bundles of its own (`+`)."""
     is_spread: bool = False
     """Give each bundle the node with the most free CPUs instead of filling node after node."""
+    node_label: str = ""
+    """Label, written `name=value`, of the only nodes that may hold it; any node when empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +83,15 @@ def check_feasible(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) ->
     """Refuse a layout that the cluster cannot hold.
 
     Raises:
-        PreflightError: The roles together need more CPUs or GPUs than the cluster has.
+        PreflightError: The roles together need more CPUs or GPUs than the cluster has, or no node has
+            the label that one of them asks for.
     """
+    for label in sorted({role.node_label for role in roles if role.node_label}):
+        if not any(label in _labels(node) for node in nodes):
+            raise PreflightError(
+                f"env.node_label must be the label of a node of the cluster, got {label!r}, which none "
+                f"of {len(nodes)} nodes has. Start them with: ray start --labels {label} ..., or unset it."
+            )
     own = [role for role in roles if role.colocate_with is None]
     for kind, needed, available in (
         (
@@ -100,17 +114,31 @@ def check_feasible(roles: Sequence[RoleSpec], nodes: Sequence[NodeResources]) ->
             )
 
 
-def check_node_count(wanted: int, nodes: Sequence[NodeResources]) -> None:
+def check_node_count(wanted: int, gpus_per_node: int, nodes: Sequence[NodeResources]) -> None:
     """Refuse a cluster of fewer machines than the configuration counts on.
 
+    Args:
+        wanted: Machines with `gpus_per_node` GPUs each; others may be there too.
+
     Raises:
-        PreflightError: Some have not joined.
+        PreflightError: Some have not joined, or have fewer GPUs.
     """
-    if len(nodes) < wanted:
+    count = sum(node.num_gpus >= gpus_per_node for node in nodes)
+    if count < wanted:
+        kind = f" with cluster.n_gpus_per_node = {gpus_per_node} GPUs" if gpus_per_node else ""
         raise PreflightError(
-            f"cluster.n_nodes must be <= the nodes of the Ray cluster ({len(nodes)}), got {wanted}. "
-            "Let the others join it (RAY_ADDRESS names it), or lower cluster.n_nodes."
+            f"cluster.n_nodes must be <= the nodes of the Ray cluster{kind} ({count} of "
+            f"{len(nodes)}), got {wanted}. Let the others join it (RAY_ADDRESS names it), or lower it."
         )
+
+
+def with_at_most(
+    nodes: Sequence[NodeResources], gpus_per_node: int | None
+) -> tuple[NodeResources, ...]:
+    """Return the nodes with no more GPUs each than a run may take of them; None for all."""
+    if gpus_per_node is None:
+        return tuple(nodes)
+    return tuple(replace(node, num_gpus=min(node.num_gpus, gpus_per_node)) for node in nodes)
 
 
 def check_fragments(
@@ -136,12 +164,16 @@ def _assign(
 ) -> dict[str, list[str]] | None:
     """Return the node id of each bundle by role, None only where no way to place them exists."""
     own = _in_order(roles)
-    bundle_of = {role.name: _units(_bundle(role, roles)) for role in own}
+    bundle_of: dict[str, Bundle] = {
+        role.name: (*_units(_bundle(role, roles)), role.node_label) for role in own
+    }
     kinds = sorted(set(bundle_of.values()), reverse=True)
     counts = tuple(
         sum(role.num_workers for role in own if bundle_of[role.name] == kind) for kind in kinds
     )
-    rooms = [_units({"GPU": node.num_gpus, "CPU": node.num_cpus}) for node in nodes]
+    rooms: list[Room] = [
+        (*_units({"GPU": node.num_gpus, "CPU": node.num_cpus}), _labels(node)) for node in nodes
+    ]
     taken = _fill(kinds, counts, rooms)
     if taken is None:
         return None
@@ -162,10 +194,10 @@ def _spread(
     own: Sequence[RoleSpec],
     bundle_of: Mapping[str, Bundle],
     held: dict[str, list[int]],
-    rooms: Sequence[Bundle],
+    rooms: Sequence[Room],
 ) -> None:
     """Give the bundles of roles that are to be spread the freest nodes, where all of them fit so."""
-    free = [cpus for _, cpus in rooms]
+    free = [cpus for _, cpus, _ in rooms]
     for role in own:
         for index in held[role.name] if not role.is_spread else ():
             free[index] -= bundle_of[role.name][1]
@@ -173,8 +205,9 @@ def _spread(
         if not role.is_spread or bundle_of[role.name][0]:
             continue
         needed, places = bundle_of[role.name][1], list[int]()
+        allowed = [index for index, room in enumerate(rooms) if role.node_label in room[2]]
         for _ in range(role.num_workers):
-            index = max(range(len(free)), key=lambda index: free[index])
+            index = max(allowed, key=lambda index: free[index])
             if free[index] < needed:
                 return
             free[index] -= needed
@@ -183,7 +216,7 @@ def _spread(
 
 
 def _fill(
-    kinds: Sequence[Bundle], counts: tuple[int, ...], rooms: Sequence[Bundle]
+    kinds: Sequence[Bundle], counts: tuple[int, ...], rooms: Sequence[Room]
 ) -> list[tuple[int, ...]] | None:
     """Return how many bundles of each kind every node takes, None where no way exists.
 
@@ -215,26 +248,34 @@ def _fill(
 
 
 def _choices(
-    kinds: Sequence[Bundle], wanted: Sequence[int], room: Bundle
+    kinds: Sequence[Bundle], wanted: Sequence[int], room: Room
 ) -> Iterator[tuple[int, ...]]:
     """Yield what one node can take, the most of the first kind first, always all of the last."""
     most = min(wanted[0], _most(kinds[0], room))
     if len(kinds) == 1:
         yield (most,)
         return
-    (gpus, cpus), (all_gpus, all_cpus) = kinds[0], room
+    (gpus, cpus, _), (all_gpus, all_cpus, labels) = kinds[0], room
     for number in range(most, -1, -1):
-        less = (all_gpus - number * gpus, all_cpus - number * cpus)
+        less = (all_gpus - number * gpus, all_cpus - number * cpus, labels)
         for others in _choices(kinds[1:], wanted[1:], less):
             yield (number, *others)
 
 
-def _most(kind: Bundle, room: Bundle) -> int:
+def _most(kind: Bundle, room: Room) -> int:
     """Return how many bundles of a kind fit into a room."""
-    return min((has // takes for takes, has in zip(kind, room, strict=True) if takes), default=0)
+    if kind[2] not in room[2]:
+        return 0
+    return min(
+        (has // takes for takes, has in zip(kind[:2], room[:2], strict=True) if takes), default=0
+    )
 
 
-def _units(resources: Mapping[str, float]) -> Bundle:
+def _labels(node: NodeResources) -> frozenset[str]:
+    return frozenset({"", *(f"{name}={value}" for name, value in node.labels.items())})
+
+
+def _units(resources: Mapping[str, float]) -> tuple[int, int]:
     gpus, cpus = (round(UNITS * resources.get(name, 0.0)) for name in ("GPU", "CPU"))
     return gpus, cpus
 
@@ -246,13 +287,16 @@ def _shortfall(
     # The search knows better, but not which role to blame.
     role, bundle, num_placed = roles[0], {"CPU": 0.0}, 0
     free = [[node.num_cpus, node.num_gpus] for node in nodes]
+    labels = [_labels(node) for node in nodes]
     for role in _in_order(roles):
         bundle = _bundle(role, roles)
         needed = (bundle["CPU"], bundle.get("GPU", 0.0))
         num_placed = 0
-        for room in free:
-            while num_placed < role.num_workers and all(
-                has + 1e-6 >= takes for has, takes in zip(room, needed, strict=True)
+        for room, names in zip(free, labels, strict=True):
+            while (
+                role.node_label in names
+                and num_placed < role.num_workers
+                and all(has + 1e-6 >= takes for has, takes in zip(room, needed, strict=True))
             ):
                 room[0] -= needed[0]
                 room[1] -= needed[1]
@@ -284,20 +328,27 @@ def _text(bundle: Mapping[str, float]) -> str:
     return " + ".join(f"{amount:g} {kind}" for kind, amount in bundle.items())
 
 
-def setup_mixed_layout(roles: Sequence[RoleSpec]) -> dict[str, RolePlacement]:
+def setup_mixed_layout(
+    roles: Sequence[RoleSpec], *, gpus_per_node: int | None = None
+) -> dict[str, RolePlacement]:
     """Create one placement group per role on the connected cluster.
+
+    Args:
+        gpus_per_node: Most GPUs that the roles together take of one node; all of them when None.
 
     Raises:
         PreflightError: The layout does not fit, or a group is not ready by the deadline.
     """
-    nodes = cluster_nodes()
+    nodes = with_at_most(cluster_nodes(), gpus_per_node)
     check_feasible(roles, nodes)
     check_fragments(roles, nodes)
     deadline = time.monotonic() + PLACEMENT_DEADLINE_S
-    while (places := _assign(roles, free_nodes(nodes))) is None:
+    while (
+        places := _assign(roles, free := with_at_most(free_nodes(nodes), gpus_per_node))
+    ) is None:
         # Of a run that has just ended some is given back late.
         if time.monotonic() > deadline:
-            raise _busy(_shortfall(roles, free_nodes(nodes), "what other work leaves of", "now"))
+            raise _busy(_shortfall(roles, free, "what other work leaves of", "now"))
         time.sleep(POLL_S)
     placements: dict[str, RolePlacement] = {}
     try:

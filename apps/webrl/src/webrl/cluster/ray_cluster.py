@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -59,6 +59,8 @@ class NodeResources:
     """Logical CPUs in all."""
     num_gpus: float
     """GPUs in all."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What `ray start --labels` said of it."""
 
 
 def cluster_nodes() -> tuple[NodeResources, ...]:
@@ -69,6 +71,7 @@ def cluster_nodes() -> tuple[NodeResources, ...]:
             address=node["NodeManagerAddress"],
             num_cpus=float(node["Resources"].get("CPU", 0.0)),
             num_gpus=float(node["Resources"].get("GPU", 0.0)),
+            labels=dict(node.get("Labels") or {}),
         )
         for node in ray.nodes()
         if node["Alive"]

@@ -73,9 +73,16 @@ class RayScheduler:
 
     Args:
         log_dir: Receives a log of each worker; None leaves them to Ray.
+        gpus_per_node: Most GPUs that the roles together take of one node; all of them when None.
     """
 
-    def __init__(self, roles: Sequence[RoleSpec], log_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        roles: Sequence[RoleSpec],
+        log_dir: Path | None = None,
+        *,
+        gpus_per_node: int | None = None,
+    ) -> None:
         """Create the placement groups.
 
         Raises:
@@ -83,7 +90,9 @@ class RayScheduler:
         """
         self._roles = {role.name: role for role in roles}
         self._log_dir = log_dir
-        self._placements: dict[str, RolePlacement] = setup_mixed_layout(roles)
+        self._placements: dict[str, RolePlacement] = setup_mixed_layout(
+            roles, gpus_per_node=gpus_per_node
+        )
         self._workers: list[WorkerHandle[object]] = []
 
     @property

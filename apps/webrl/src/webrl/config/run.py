@@ -127,7 +127,14 @@ class WebRLConfig(Section):
     @property
     def num_test_servers(self) -> int:
         """Inference servers of the test rollout."""
-        return max(1, self.test_rollout.n_gpus) if self.test_rollout.enabled else 0
+        if not self.test_rollout.enabled:
+            return 0
+        return max(1, self.test_rollout.n_gpus // self.tp_size)
+
+    @property
+    def tp_size(self) -> int:
+        """Tensor-parallel size of an inference server: its devices."""
+        return self.allocation.role("rollout").dims.t
 
     @property
     def inference_backend(self) -> str:
@@ -144,7 +151,10 @@ class WebRLConfig(Section):
 
 
 def _role_problems(allocation: Allocation) -> list[Problem]:
-    """`rollout` generates, `actor` trains, each data parallel only, and there are no others."""
+    """`rollout` generates, `actor` trains, and there are no others.
+
+    Servers are data and tensor parallel, ranks data parallel only; on shared devices both are the latter.
+    """
     problems: list[Problem] = []
 
     def note(rule: str, got: str, fix: str) -> None:
@@ -167,8 +177,13 @@ def _role_problems(allocation: Allocation) -> list[Problem]:
                 repr(role.name),
                 "The test rollout is sized by test_rollout.n_gpus.",
             )
-        elif role.dims.num_devices != role.dims.d:
-            note(f"give {role.name!r} data parallelism only", _dims_text(role), _dims_fix(role))
+            continue
+        dims = role.dims
+        is_server = role.name == "rollout" and not allocation.is_shared(role)
+        if dims.num_devices != dims.d * (dims.t if is_server else 1):
+            what = "data and tensor parallelism" if is_server else "data parallelism"
+            shared = " where it shares devices" if role.name == "rollout" and not is_server else ""
+            note(f"give {role.name!r} {what} only{shared}", _dims_text(role), _dims_fix(role))
     return problems
 
 
@@ -185,9 +200,19 @@ def _dims_fix(role: Role) -> str:
 def _device_problems(config: WebRLConfig, allocation: Allocation) -> list[Problem]:
     """All roles together fit the cluster's GPUs; on CPUs any number of processes may run."""
     available = config.cluster.num_gpus
+    test = config.test_rollout.n_gpus if config.test_rollout.enabled else 0
+    if test % config.tp_size:
+        rule = f"divisible by the rollout's t in allocation_mode ({config.tp_size})"
+        remedy = "Each of its servers takes as many GPUs as a rollout server."
+        return [breach("test_rollout.n_gpus", rule, test, remedy)]
     if available == 0:
         return []
-    test = config.test_rollout.n_gpus if config.test_rollout.enabled else 0
+    if config.tp_size > config.cluster.n_gpus_per_node:
+        message = (
+            f"must give a server GPUs of one machine, got t{config.tp_size} with "
+            f"cluster.n_gpus_per_node = {config.cluster.n_gpus_per_node}. Lower t."
+        )
+        return [Problem(key="allocation_mode", message=message)]
     needed = allocation.num_devices + test
     if needed <= available:
         return []

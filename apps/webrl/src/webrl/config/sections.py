@@ -46,12 +46,14 @@ SGLANG_FLAGS_OF_A_RUN = {
     "--context-length": "inference.context_length",
     "--max-running-requests": "inference.max_running_requests",
     "--mem-fraction-static": "inference.mem_fraction_static",
-    "--tp": "allocation_mode; a server has one device",
-    "--tp-size": "allocation_mode; a server has one device",
-    "--tensor-parallel-size": "allocation_mode; a server has one device",
+    "--tp": "allocation_mode, such as sglang[rollout]:d24t2 for 24 servers of 2 GPUs",
+    "--tp-size": "allocation_mode, such as sglang[rollout]:d24t2 for 24 servers of 2 GPUs",
+    "--tensor-parallel-size": "allocation_mode, such as sglang[rollout]:d24t2 for 24 servers of 2 GPUs",
     "--api-key": "nothing: runs over several machines have a token of their own",
 }
 """Arguments of SGLang that a run decides, and the key to use instead."""
+NODE_LABEL = re.compile(r"[\w./-]+=[\w.-]+")
+"""Ray's form of a label."""
 ENVIRONMENT_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 """Capitals only: a key that was pasted in place of the name by mistake is no such name."""
 
@@ -101,9 +103,10 @@ class ClusterSection(Section):
     n_inference_servers: Annotated[Natural, "0 is synchronous."] = 1
     """Servers that generate while training goes on; 0 is synchronous on shared devices."""
     n_nodes: Annotated[Count, "Count this machine."] = 1
-    """Machines of the cluster."""
+    """Machines that the run counts on, each with `n_gpus_per_node` GPUs; more may join the cluster,
+    for browsers."""
     n_gpus_per_node: Annotated[Natural, "Use 0 for CPUs only."] = 0
-    """GPUs of each machine; 0 runs everything on CPUs."""
+    """GPUs that the run takes of each machine at most; 0 runs everything on CPUs."""
 
     @property
     def num_gpus(self) -> int:
@@ -143,6 +146,11 @@ class EnvSection(Section):
     """Rollout worker processes, each with a browser of its own."""
     slots_per_worker: Annotated[Count, "Use 1 for one at a time."] = 16
     """Episodes that one worker can run at one moment."""
+    cpus_per_slot: Annotated[Positive, "Typical value: 0.125."] | None = None
+    """Logical CPUs that Ray sets aside for each slot of a worker; unset: a worker declares as much
+    as every other process, one at most."""
+    node_label: str | None = None
+    """Ray label, written `name=value`, of the only machines that run browsers; any when unset."""
     viewport_width: Annotated[int, Meta(ge=16, le=8192), "Typical values: 1280 and 720."] | None = (
         None
     )
@@ -182,7 +190,11 @@ class EnvSection(Section):
     ended; unset: 2 GiB and 256 MiB for each slot."""
 
     def contradictions(self) -> list[Problem]:
-        """A viewport has two sides, and a shape that a policy can be shown."""
+        """A label is one; a viewport has two sides, and a shape that a policy can be shown."""
+        label = self.node_label
+        if label is not None and not NODE_LABEL.fullmatch(label):
+            remedy = "Give what `ray start --labels` was given, such as browsers=true."
+            return [breach("node_label", "written name=value", label, remedy)]
         width, height = self.viewport_width, self.viewport_height
         if width is not None and height is not None:
             rule = broken_page_size(width, height)
@@ -507,8 +519,8 @@ class TestRolloutSection(Section):
     enabled: bool = False
     """Whether the test rollout runs."""
     n_gpus: Annotated[Natural, "Use test_rollout.enabled=false for none."] = 1
-    """Its own servers: one GPU each, or one CPU process each where the cluster has no GPU; 0 starts
-    one server on a device of the rollout."""
+    """GPUs of its own servers, each of which takes as many as a rollout server, or CPU processes where
+    the cluster has no GPU; 0 starts one server on the devices of the first rollout server."""
     num_seeds: Annotated[Count, "An evaluation needs a seed."] = 128
     """Held-out seeds of one evaluation, spread over the tasks; where tasks outnumber them, over a
     fixed random sample with each difficulty's share."""

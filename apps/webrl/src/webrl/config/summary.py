@@ -124,6 +124,8 @@ def _role_lines(config: WebRLConfig) -> list[str]:
         f"  {name:<13} {backend:<9} {count:>4} {_plural(unit, count):<14} devices {devices}"
         for name, backend, count, devices in rows
     ]
+    if config.tp_size > 1:
+        lines[0] += f", {config.allocation.role('rollout').dims.d} servers of {config.tp_size}"
     room = f" of {config.cluster.num_gpus} in the cluster" if config.cluster.num_gpus else ""
     lines.append(f"  total         {'':<9} {total:>4} {_plural(unit, total)}{room}")
     env = config.env

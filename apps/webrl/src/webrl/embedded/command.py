@@ -24,6 +24,7 @@ HELP = {
     "port": "port to listen on; 0 for a free one",
     "device": "torch device",
     "dtype": "float32, bfloat16 or float16",
+    "tp_size": "members of a broadcast group that it stands for",
     "num_threads": "torch threads",
     "weight_version": "version label until the first update",
     "max_running_requests": "requests in one running batch",

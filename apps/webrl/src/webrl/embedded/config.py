@@ -29,6 +29,9 @@ class EmbeddedServerConfig:
     """Torch device of the model."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Dtype of weights and KV cache; updates must come in it."""
+    tp_size: int = 1
+    """Members that it brings into a broadcast group, each of which receives everything: what a server
+    of so many devices would be to the trainer. The model itself stays whole, on one device."""
     num_threads: int = 1
     """Torch threads for the model."""
     weight_version: str = "default"
@@ -60,12 +63,22 @@ class EmbeddedServerConfig:
             )
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be in [0, 65535], got {self.port}. Use 0 for a free one.")
-        for name in ("num_threads", "max_running_requests", "max_prefill_tokens", "max_body_bytes"):
+        for name in (
+            "tp_size",
+            "num_threads",
+            "max_running_requests",
+            "max_prefill_tokens",
+            "max_body_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Raise it.")
         for name in ("prompt_cache_bytes", "image_cache_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 for none.")
+        if self.tp_size > 1 and self.device != "cpu":
+            raise ValueError(
+                f"tp_size must be 1 on device {self.device!r}, got {self.tp_size}. The model is whole."
+            )
         if self.context_length is not None and self.context_length < 2:
             raise ValueError(f"context_length must be >= 2, got {self.context_length}. Raise it.")
         if not self.group_timeout_s > 0:

@@ -54,7 +54,9 @@ class ServerState:
         self.runner = runner
         self.engine = engine
         self.table = table
-        self.groups = WeightGroups(device=config.device, timeout_s=config.group_timeout_s)
+        self.groups = WeightGroups(
+            device=config.device, timeout_s=config.group_timeout_s, tp_size=config.tp_size
+        )
         self.update_lock = asyncio.Lock()
         self.active_rids: set[str] = set()
         self.model_path = config.model_path

@@ -6,6 +6,8 @@ Invariants:
   helper, so that rank 0 can't tell this server from a real one. A default group of this process
   alone exists beside it.
 * A broadcast is received into memory of its own; the weights are not touched here.
+* With a tensor-parallel size above 1 the server is as many members as a real one of that size: all
+  of them receive every broadcast, and what they receive must be equal.
 * Joining and receiving are bounded by torch's own timeout. A group whose broadcast failed is
   broken: it is dropped at once. It may still be left once, as if it were there.
 
@@ -17,9 +19,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -36,6 +39,14 @@ from webrl.embedded.wire import InitGroupBody
 from webrl.errors import WeightUpdateError
 
 logger = logging.getLogger(__name__)
+
+
+class _Group(Protocol):
+    """One member's side of a group."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int, /) -> dist.Work:
+        """Start to receive from `root`."""
+        ...
 
 
 def parse_specs(
@@ -71,12 +82,15 @@ class WeightGroups:
     Args:
         device: Where broadcasts are received.
         timeout_s: Torch's own timeout for joining and for each broadcast.
+        tp_size: Members that the server is; above 1 with gloo only.
     """
 
-    def __init__(self, *, device: str, timeout_s: float) -> None:
+    def __init__(self, *, device: str, timeout_s: float, tp_size: int = 1) -> None:
         self._device = torch.device(device)
         self._timeout = timedelta(seconds=timeout_s)
+        self._tp_size = tp_size
         self._groups: dict[str, dist.ProcessGroup] = {}
+        self._further: dict[str, list[_Group]] = {}
         self._broken: set[str] = set()
         self._lock = threading.Lock()
 
@@ -95,7 +109,13 @@ class WeightGroups:
         try:
             with self._lock:
                 _ensure_default_group()
-            group = self._open(body)
+            with ThreadPoolExecutor(self._tp_size) as threads:
+                further = [
+                    threads.submit(self._open_further, body, body.rank_offset + index)
+                    for index in range(1, self._tp_size)
+                ]
+                group = self._open(body)
+                self._further[body.group_name] = [member.result() for member in further]
         except (RuntimeError, ValueError, OSError) as error:
             raise WeightUpdateError(
                 f"group {body.group_name!r} must form at {body.master_address}:{body.master_port}, "
@@ -112,9 +132,10 @@ class WeightGroups:
                 f"group_name must be new, got {body.group_name!r}, which was joined already. "
                 "Destroy it first, or take another name."
             )
-        if not 0 < body.rank_offset < body.world_size:
+        if not 0 < body.rank_offset <= body.world_size - self._tp_size:
+            of_size = f" for tp_size {self._tp_size}" if self._tp_size > 1 else ""
             raise WeightUpdateError(
-                f"rank_offset must be in [1, world_size), got {body.rank_offset} of "
+                f"rank_offset must be in [1, world_size){of_size}, got {body.rank_offset} of "
                 f"{body.world_size}. Rank 0 is the trainer."
             )
         if body.backend not in ("gloo", "nccl"):
@@ -127,26 +148,38 @@ class WeightGroups:
             )
 
     def _open(self, body: InitGroupBody) -> dist.ProcessGroup:
-        host = f"[{body.master_address}]" if ":" in body.master_address else body.master_address
-        iterator = rendezvous(
-            f"tcp://{host}:{body.master_port}",
-            body.rank_offset,
-            body.world_size,
-            timeout=self._timeout,
-        )
-        store, rank, world_size = next(iterator)
-        store.set_timeout(self._timeout)
+        store = self._store(body, body.rank_offset)
         group, _ = _new_process_group_helper(
-            world_size,
-            rank,
+            body.world_size,
+            body.rank_offset,
             [],
             Backend(body.backend),
             PrefixStore(body.group_name, store),
             group_name=cast("Any", body.group_name),
             timeout=self._timeout,
         )
-        _world.pg_group_ranks[group] = {i: i for i in range(world_size)}
+        _world.pg_group_ranks[group] = {i: i for i in range(body.world_size)}
         return cast("dist.ProcessGroup", group)
+
+    def _open_further(self, body: InitGroupBody, rank: int) -> _Group:
+        """Join as one more member: torch's helper takes each name once in a process."""
+        store = PrefixStore(body.group_name, self._store(body, rank))
+        # As the helper prefixes the store of the members that it makes.
+        store = PrefixStore("cpu/", PrefixStore(f"{body.group_name}/", store))
+        gloo: Any = dist.ProcessGroupGloo
+        return gloo(store, rank, body.world_size, self._timeout)
+
+    def _store(self, body: InitGroupBody, rank: int) -> Any:
+        host = f"[{body.master_address}]" if ":" in body.master_address else body.master_address
+        iterator = rendezvous(
+            f"tcp://{host}:{body.master_port}",
+            rank,
+            body.world_size,
+            timeout=self._timeout,
+        )
+        store, _, _ = next(iterator)
+        store.set_timeout(self._timeout)
+        return store
 
     def leave(self, group_name: str) -> None:
         """Leave a group.
@@ -162,6 +195,7 @@ class WeightGroups:
             raise WeightUpdateError(
                 f"group {group_name!r} must exist to be destroyed, got {list(self.names)}."
             )
+        self._further.pop(group_name, None)
         dist.destroy_process_group(group)
 
     def receive(
@@ -183,10 +217,16 @@ class WeightGroups:
                 f"Group {group_name!r} not in {list(self.names)}. "
                 "Please call `init_weights_update_group` first."
             )
+        further = self._further.get(group_name, ())
         try:
-            if is_flattened:
-                return self._receive_flat(group, specs)
-            return self._receive_each(group, specs)
+            with ThreadPoolExecutor(self._tp_size) as threads:
+                copies = [
+                    threads.submit(_receive, member, specs, self._device, is_flattened)
+                    for member in further
+                ]
+                received = _receive(cast("_Group", group), specs, self._device, is_flattened)
+                _require_equal(received, [copy.result() for copy in copies])
+                return received
         except RuntimeError as error:
             self._drop(group_name)
             raise WeightUpdateError(
@@ -197,44 +237,60 @@ class WeightGroups:
 
     def _drop(self, group_name: str) -> None:
         group = self._groups.pop(group_name, None)
+        self._further.pop(group_name, None)
         self._broken.add(group_name)
         # Gloo forgets a broken group, so that its name is free again; NCCL may hang in doing so.
         if group is not None and self._device.type == "cpu":
             with contextlib.suppress(RuntimeError, ValueError):
                 dist.destroy_process_group(group)
 
-    def _receive_flat(
-        self, group: dist.ProcessGroup, specs: Sequence[SentTensor]
-    ) -> dict[str, torch.Tensor]:
-        sizes = [_num_bytes(spec) for spec in specs]
-        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
-        dist.broadcast(flat, src=0, group=group)
-        tensors: dict[str, torch.Tensor] = {}
-        start = 0
-        for spec, size in zip(specs, sizes, strict=True):
-            piece = flat[start : start + size]
-            # A view needs the dtype's alignment; a bucket of several dtypes may lack it.
-            if start % spec.dtype.itemsize:
-                piece = piece.clone()
-            tensors[spec.name] = piece.view(spec.dtype).reshape(spec.shape)
-            start += size
-        return tensors
 
-    def _receive_each(
-        self, group: dist.ProcessGroup, specs: Sequence[SentTensor]
-    ) -> dict[str, torch.Tensor]:
-        received = [
-            (spec.name, torch.empty(spec.shape, dtype=spec.dtype, device=self._device))
-            for spec in specs
-        ]
-        # All are posted before the first is awaited, as SGLang does: rank 0 may do either.
-        handles = [
-            dist.broadcast(tensor, src=0, group=group, async_op=True) for _, tensor in received
-        ]
-        for handle in handles:
-            if handle is not None:
-                handle.wait()
-        return dict(received)
+def _receive(
+    group: _Group, specs: Sequence[SentTensor], device: torch.device, is_flattened: bool
+) -> dict[str, torch.Tensor]:
+    """Take part in the broadcasts of one update as one member."""
+    if is_flattened:
+        return _receive_flat(group, specs, device)
+    received = [
+        (spec.name, torch.empty(spec.shape, dtype=spec.dtype, device=device)) for spec in specs
+    ]
+    # All are posted before the first is awaited, as SGLang does: rank 0 may do either.
+    handles = [group.broadcast(tensor, 0) for _, tensor in received]
+    for handle in handles:
+        handle.wait()
+    return dict(received)
+
+
+def _receive_flat(
+    group: _Group, specs: Sequence[SentTensor], device: torch.device
+) -> dict[str, torch.Tensor]:
+    sizes = [_num_bytes(spec) for spec in specs]
+    flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    group.broadcast(flat, 0).wait()
+    tensors: dict[str, torch.Tensor] = {}
+    start = 0
+    for spec, size in zip(specs, sizes, strict=True):
+        piece = flat[start : start + size]
+        # A view needs the dtype's alignment; a bucket of several dtypes may lack it.
+        if start % spec.dtype.itemsize:
+            piece = piece.clone()
+        tensors[spec.name] = piece.view(spec.dtype).reshape(spec.shape)
+        start += size
+    return tensors
+
+
+def _require_equal(
+    received: Mapping[str, torch.Tensor], copies: Sequence[Mapping[str, torch.Tensor]]
+) -> None:
+    for copy in copies:
+        for name, tensor in received.items():
+            if not torch.equal(_bytes_of(tensor), _bytes_of(copy[name])):
+                raise RuntimeError(f"{name!r} differs between two members of this server")
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    # As bytes: NaN is equal to itself.
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _num_bytes(spec: SentTensor) -> int:

@@ -42,8 +42,9 @@ MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg"}
 def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
     """Return the roles with resources that fit a machine of `num_cpus` logical CPUs.
 
-    On a CPU allocation every process declares an equal share, so that all of them fit two cores;
-    on GPUs each server and rank has a device of its own, or an equal share of a joint one.
+    Every process declares an equal share of the CPUs, at most one, so that all of them fit two cores;
+    with `env.cpus_per_slot` a rollout worker declares that for each slot. On GPUs each server has
+    as many devices as its tensor-parallel size, each rank has one, and joint ones are split evenly.
     """
     allocation = config.allocation
     is_shared = allocation.shares_devices(ROLLOUT, ACTOR)
@@ -57,24 +58,32 @@ def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
         WORKER: config.env.num_workers,
         TEST_WORKER: 1 if num_test else 0,
     }
-    share = int(100 * min(1.0, num_cpus / sum(counts.values()))) / 100
+    slots = {WORKER: config.env.slots_per_worker, TEST_WORKER: config.test_rollout.max_concurrent}
+    per_slot = config.env.cpus_per_slot
+    given = {} if per_slot is None else {name: round(per_slot * n, 4) for name, n in slots.items()}
+    rest = num_cpus - sum(counts[name] * cpus for name, cpus in given.items())
+    num_others = sum(count for name, count in counts.items() if name not in given)
+    # What is too little for the slots is refused when the roles are placed.
+    share = int(100 * min(1.0, max(0.01, rest / num_others))) / 100
+    cpus_of = dict.fromkeys(counts, share) | given
     gpus = 1.0 if has_gpus else 0.0
     # Ray counts devices in units of 1/10000.
     joint = int(10_000 * gpus / (1 + is_shared + is_test_shared)) / 10_000
     gpus_of = {
-        ROLLOUT: joint,
+        ROLLOUT: joint * config.tp_size,
         ACTOR: joint if is_shared else gpus,
-        TEST_ROLLOUT: joint if is_test_shared else gpus,
+        TEST_ROLLOUT: (joint if is_test_shared else gpus) * config.tp_size,
     }
     sharers = {ACTOR: is_shared, TEST_ROLLOUT: is_test_shared}
     return [
         RoleSpec(
             name=name,
             num_workers=count,
-            cpus_per_worker=share,
+            cpus_per_worker=cpus_of[name],
             gpus_per_worker=gpus_of.get(name, 0.0),
             colocate_with=ROLLOUT if sharers.get(name) else None,
-            is_spread=has_gpus and name == WORKER,
+            is_spread=has_gpus and name in slots,
+            node_label=(config.env.node_label or "") if name in slots else "",
         )
         for name, count in counts.items()
         if count
@@ -181,6 +190,7 @@ def server_spec(
         num_threads=config.inference.num_threads,
         start_timeout_s=config.scheduler.startup_timeout_s,
         base_port=config.inference.base_port,
+        tp_size=config.tp_size,
         extra_args=(
             "--dtype",
             config.actor.dtype,

@@ -99,7 +99,7 @@ class System:
     def receivers(self) -> list[SGLangReceiver]:
         """Return the rollout servers as weight receivers."""
         return [
-            SGLangReceiver(handle.name, client)
+            SGLangReceiver(handle.name, client, num_ranks=self.server_spec.tp_size)
             for handle, client in zip(self.servers, self.clients, strict=True)
         ]
 
@@ -207,10 +207,15 @@ async def launch(
     deadline_s = config.scheduler.startup_timeout_s
     processor = PolicyProcessor.from_pretrained(policy_path)
     component_configs.check_pictures(config, processor)
-    check_node_count(config.cluster.n_nodes, cluster_nodes())
+    cluster = config.cluster
+    check_node_count(cluster.n_nodes, cluster.n_gpus_per_node, cluster_nodes())
     async with AsyncExitStack() as stack:
         num_cpus = ray.cluster_resources().get("CPU", 1.0)
-        scheduler = RayScheduler(component_configs.role_specs(config, num_cpus), log_dir)
+        scheduler = RayScheduler(
+            component_configs.role_specs(config, num_cpus),
+            log_dir,
+            gpus_per_node=cluster.n_gpus_per_node if cluster.num_gpus else None,
+        )
         stack.callback(scheduler.shutdown)
         network = network_of(scheduler.node_ids)
         pixels = await asyncio.to_thread(

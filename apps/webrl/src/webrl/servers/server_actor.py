@@ -45,6 +45,8 @@ class ServerSpec:
     """Torch threads of an embedded server."""
     start_timeout_s: float = 120.0
     """Deadline for the first healthy answer, in seconds."""
+    tp_size: int = 1
+    """Tensor-parallel size: devices of one server."""
     base_port: int = 0
     """Port of the first server of the run, the others follow; 0 lets the system choose."""
     extra_args: tuple[str, ...] = ()
@@ -129,11 +131,12 @@ class InferenceServer:
         """Return command line and environment of the server."""
         spec = self._spec
         seed = spec.seed(self._index, life)
+        arguments = (*spec.extra_args, "--tp-size", str(spec.tp_size))
         if spec.backend == "embedded":
-            arguments = (*spec.extra_args, "--num-threads", str(spec.num_threads))
+            arguments = (*arguments, "--num-threads", str(spec.num_threads))
             command = embedded_command(spec.model_path, host, port, seed=seed, extra_args=arguments)
             return command, spec.environment
-        arguments, environment = spec.extra_args, spec.environment
+        environment = spec.environment
         if not has_gpu_driver():
             arguments += CPU_ARGUMENTS
             environment |= build_cpu_shims(self._log_path.parent / "sglang-cpu")

@@ -63,7 +63,7 @@ def embedded_command(
 def sglang_command(
     model_path: str, host: str, port: int, *, seed: int, extra_args: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command line of a real SGLang server (one GPU, tp 1)."""
+    """Return the command line of a real SGLang server on the GPUs that this process sees."""
     return [
         sys.executable,
         "-m",

@@ -62,10 +62,12 @@ class SGLangReceiver(WeightReceiver):
     Args:
         name: Unique among the receivers, such as `rollout/0`.
         client: Client of the server; not owned.
+        num_ranks: Its tensor-parallel size; each of its devices is a member of the group.
     """
 
-    def __init__(self, name: str, client: SGLangClient) -> None:
+    def __init__(self, name: str, client: SGLangClient, *, num_ranks: int = 1) -> None:
         self._name = name
+        self._num_ranks = num_ranks
         self._client = client
         self._lists_weights = False
 
@@ -76,8 +78,8 @@ class SGLangReceiver(WeightReceiver):
 
     @property
     def num_ranks(self) -> int:
-        """Return the members it brings into the group: one GPU a server."""
-        return 1
+        """Return the members it brings into the group."""
+        return self._num_ranks
 
     async def init_weights_group(self, membership: GroupMembership) -> None:
         """Join the group."""

@@ -25,7 +25,7 @@ from awrl_trainer import (
 )
 from serving import ServerUnderTest, perturb, run_bounded
 from webrl.embedded.parity import largest_difference, page_png, page_request
-from webrl.policy import PolicyProcessor
+from webrl.policy import PolicyProcessor, load_policy
 from webrl.training.publishing import SGLangReceiver
 
 pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("first_weights_again")]
@@ -45,13 +45,19 @@ def actor_of(model: torch.nn.Module, dtype: str = "float32") -> FSDPActor:
 
 
 async def publish(
-    actor: FSDPActor, client: SGLangClient, version: int, snapshots: SnapshotWriter | None = None
+    actor: FSDPActor,
+    client: SGLangClient,
+    version: int,
+    snapshots: SnapshotWriter | None = None,
+    num_ranks: int = 1,
 ) -> PublishReport:
     limits = PublisherConfig(
         group_prefix=f"publisher-{version}", num_verified_tensors=10_000, snapshots=snapshots
     )
     publisher = WeightPublisher(
-        LocalSource(actor.sender), [SGLangReceiver("rollout/0", client)], limits
+        LocalSource(actor.sender),
+        [SGLangReceiver("rollout/0", client, num_ranks=num_ranks)],
+        limits,
     )
     try:
         return await publisher.publish(version)
@@ -85,6 +91,20 @@ def test_a_published_policy_samples_as_the_trainer_s(
         with torch.no_grad():
             difference = largest_difference(reference, processor, request, [page], after)
         assert difference < server.tolerance
+
+    run_bounded(scenario, deadline_s=120)
+
+
+def test_each_device_of_a_tensor_parallel_server_is_a_member(
+    policy_path: Path, two_member_server: str
+) -> None:
+    actor = actor_of(load_policy(policy_path, torch.float32))
+
+    async def scenario() -> None:
+        async with SGLangClient(two_member_server) as client:
+            report = await publish(actor, client, 3, num_ranks=2)
+            assert report.receivers == ("rollout/0",)
+            assert report.unverified is None
 
     run_bounded(scenario, deadline_s=120)
 
