@@ -32,12 +32,14 @@ def _load(folder: Path, **changes: object) -> Task:
 
 
 def test_a_line_becomes_a_task_with_a_rubric_and_a_label(tmp_path: Path) -> None:
-    extra = json.dumps(GOOD | {"task_id": 2, "benchmark_name": "mind2web-live"})
+    own = {"benchmark_name": "mind2web-live", "allow_private": True}
+    extra = json.dumps(GOOD | {"task_id": 2} | own)
     first, second = load_tasks([f"webgym:{_file(tmp_path, json.dumps(GOOD), '', extra)}"])
     assert (first.full_name, second.full_name) == ("webgym/t1", "webgym/2")
     assert (first.url, first.goal) == ("https://shop.example/lamps", GOOD["task_name"])
     assert first.viewport == Viewport(1280, 720)
     assert (first.reset, first.allow_private, first.is_seeded) == ("new_context", False, False)
+    assert second.allow_private
     assert first.difficulty == "easy"
     assert first.rubric == Rubric(
         facts=("The red lamp is shown", "Its price is shown"), reference_answer="19 dollars"

@@ -11,6 +11,7 @@ Invariants:
   object's own `facts` are facts by themselves; the same list as a JSON text is taken too;
 * `difficulty` is a label, or the number of facts that WebGym bins into easy, medium and hard; it
   decides how many actions an episode may take, and another label counts as hard;
+* `allow_private`, this system's own field, says of a site that it may be at a private address;
 * fields of other data sets are passed over, a misspelt field of this one is refused.
 """
 
@@ -54,6 +55,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     subdomain: str | None = None
     difficulty: str | int | None = None
     reference_answer: str | None = None
+    allow_private: bool = False
 
 
 def load_webgym_file(path: str | Path) -> list[Task]:
@@ -94,6 +96,7 @@ def _task(text: bytes) -> Task:
         settle_s=_SETTLE_S,
         rubric=Rubric(facts=facts, reference_answer=reference),
         difficulty=difficulty,
+        allow_private=line.allow_private,
     )
 
 
