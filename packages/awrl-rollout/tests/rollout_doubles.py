@@ -109,10 +109,20 @@ class ScriptedWorker:
     # -- the test's side
 
     def succeed(
-        self, episode_id: str, *, reward: float = 1.0, oldest_version: int | None = None
+        self,
+        episode_id: str,
+        *,
+        reward: float = 1.0,
+        oldest_version: int | None = None,
+        newest_version: int | None = None,
     ) -> None:
         """End an episode well."""
-        result = EpisodeResult(is_success=reward > 0, reward=reward, oldest_version=oldest_version)
+        result = EpisodeResult(
+            is_success=reward > 0,
+            reward=reward,
+            oldest_version=oldest_version,
+            newest_version=newest_version,
+        )
         request = self.requests.pop(episode_id)
         self.deliver(record_of(request, result, worker=self._name))
 

@@ -19,7 +19,7 @@ from awrl_rollout import (
 )
 from awrl_rollout.controller.config import TaskSource
 from awrl_rollout.testing import endless_groups, make_group, settle
-from awrl_staleness import StalenessConfig, StalenessManager
+from awrl_staleness import StalenessConfig, StalenessError, StalenessManager
 from rollout_doubles import ScriptedWorker
 
 
@@ -33,6 +33,7 @@ class Rig:
         batch: int = 4,
         concurrent: int = 100,
         slots: Sequence[int] = (8,),
+        version: int = 0,
         source: TaskSource | None = None,
         config: ControllerConfig | None = None,
         accept: Callable[[Sequence[EpisodeRecord]], str | None] | None = None,
@@ -42,7 +43,8 @@ class Rig:
         self.manager = StalenessManager(
             StalenessConfig(
                 max_concurrent=concurrent, consumer_batch_size=batch, max_off_policyness=eta
-            )
+            ),
+            version=version,
         )
         self.workers = [
             ScriptedWorker(f"w{index}", num_slots=count) for index, count in enumerate(slots)
@@ -527,3 +529,41 @@ def test_a_hook_that_raises_while_closing_is_told_and_everything_else_is_closed(
     clock.run(main())
     seen = manager.statistics()
     assert (seen.num_running, seen.num_reserved, seen.num_enqueued) == (0, 0, 0)
+
+
+@pytest.mark.requirement("bounded-staleness")
+def test_what_finished_before_a_resume_is_trained_on_within_budget_and_bound() -> None:
+    rig = Rig(eta=1, batch=4, source=endless_groups(2), version=5)
+
+    def kept(name: str, oldest: int, newest: int) -> bool:
+        requests = make_group(name, 2)
+        records = [
+            EpisodeRecord(
+                episode_id=item.episode_id,
+                group_id=name,
+                member=item.member,
+                outcome=Outcome.SUCCESS,
+                oldest_version=oldest,
+                newest_version=newest,
+            )
+            for item in requests
+        ]
+        return rig.controller.restore(requests, records)
+
+    verdicts = [kept("old", 3, 5), kept("lost", 5, 6), kept("b", 5, 5), kept("a", 4, 5)]
+    assert verdicts == [False, False, True, True]
+    with pytest.raises(StalenessError, match="must be new"):
+        kept("a", 4, 5)
+    with pytest.raises(ValueError, match="of distinct members of group 'x' that ended well"):
+        rig.controller.restore(make_group("x", 2), [])
+
+    async def body() -> None:
+        assert rig.running() == ["g0/0", "g0/1", "g1/0", "g1/1"]  # (1 + 1) * 4 with the restored
+        batch = await rig.controller.prepare_batch(4, timeout_s=1.0)
+        assert [group.group_id for group in batch] == ["a", "b"]
+        assert rig.controller.statistics().metrics()["rollout/restored_episodes"] == 4.0
+        rig.controller.advance(6)
+        await settle()
+        assert rig.running()[4:] == ["g2/0", "g2/1", "g3/0", "g3/1"]
+
+    rig.run(body)

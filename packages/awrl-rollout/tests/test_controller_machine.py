@@ -8,6 +8,7 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 
+import msgspec
 from awrl_rollout import (
     BatchTimeoutError,
     ControllerConfig,
@@ -27,6 +28,15 @@ PICK = st.integers(0, 1000)
 EPISODE_DEADLINE_S = 60.0
 CALL_DEADLINE_S = 5.0
 NUM_SLOTS = 3
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run goes on from."""
+
+    version: int
+    trained: list[str]
+    discarded: list[str]
+    groups_done: list[str]
 
 
 class ControllerMachine(RuleBasedStateMachine):
@@ -71,7 +81,9 @@ class ControllerMachine(RuleBasedStateMachine):
         self.groups_done: list[str] = []
         self.discarded: list[str] = []
         self.all_workers: list[ScriptedWorker] = []
+        self.accepted: dict[str, Sequence[EpisodeRecord]] = {}
         self.manager = StalenessManager(self.limits)
+        self.save()
         self.start()
 
     def start(self) -> None:
@@ -87,6 +99,7 @@ class ControllerMachine(RuleBasedStateMachine):
             on_worker_lost=lambda name: None,
             clock=self.clock,
         )
+        self.restore()
         self.host.run(self.controller.__aenter__())
         self.host.settle()
 
@@ -96,7 +109,10 @@ class ControllerMachine(RuleBasedStateMachine):
         return worker
 
     def accept(self, records: Sequence[EpisodeRecord]) -> str | None:
-        return "zero variance" if all(record.reward == 0.0 for record in records) else None
+        if all(record.reward == 0.0 for record in records):
+            return "zero variance"
+        self.accepted[records[0].group_id] = tuple(records)
+        return None
 
     def hear_discarded(self, records: Sequence[EpisodeRecord], reason: str) -> None:
         if not reason.startswith("late"):
@@ -113,7 +129,8 @@ class ControllerMachine(RuleBasedStateMachine):
         if found := self.pick(index):
             worker, key = found
             version = max(0, worker.requests[key].weight_version - lag)
-            worker.succeed(key, reward=reward, oldest_version=version)
+            newest = max(version, self.manager.version)
+            worker.succeed(key, reward=reward, oldest_version=version, newest_version=newest)
             self.host.settle()
 
     @rule(rewards=st.lists(st.sampled_from([1.0, 1.0, 0.0]), min_size=1, max_size=3))
@@ -122,7 +139,8 @@ class ControllerMachine(RuleBasedStateMachine):
         for reward in rewards:
             for worker in self.workers:
                 for key in list(worker.requests):
-                    worker.succeed(key, reward=reward)
+                    newest = self.manager.version
+                    worker.succeed(key, reward=reward, newest_version=newest)
             self.host.settle()
 
     @rule(index=PICK, verdict=st.sampled_from(["fail", "filter_out", "forget"]))
@@ -199,13 +217,44 @@ class ControllerMachine(RuleBasedStateMachine):
         self.host.settle()
 
     @rule()
+    def save(self) -> None:
+        """What a checkpoint keeps: the version, and which groups are over."""
+        self.saved = Saved(
+            version=self.manager.version,
+            trained=list(self.trained),
+            discarded=list(self.discarded),
+            groups_done=list(self.groups_done),
+        )
+
+    @rule()
     def restart(self) -> None:
-        """Stop the whole run and start it again at the same version, with nothing in flight."""
+        """Stop the whole run and go on from the save: what was accepted is kept, all else is lost."""
         self.close()
         self.assert_nothing_is_open()
         self.outstanding.clear()
-        self.manager = StalenessManager(self.limits, version=self.manager.version)
+        saved = self.saved
+        self.trained, self.discarded = list(saved.trained), list(saved.discarded)
+        self.groups_done = list(saved.groups_done)
+        self.manager = StalenessManager(self.limits, version=saved.version)
         self.start()
+
+    def restore(self) -> None:
+        num_restored, room = 0, self.limits.budget
+        for group_id, records in self.accepted.items():
+            if group_id in self.groups_done:
+                continue
+            versions = [(item.oldest_version or 0, item.newest_version or 0) for item in records]
+            is_fresh = any(self.manager.version - old <= self.eta for old, _ in versions)
+            is_known = all(new <= self.manager.version for _, new in versions)
+            is_taken = self.controller.restore(make_group(group_id, self.group_size), records)
+            assert is_taken == (is_fresh and is_known and len(records) <= room)
+            room -= len(records) * is_taken
+            num_restored += len(records) * is_taken
+            if not is_taken:
+                self.groups_done.append(group_id)
+        seen = self.controller.statistics()
+        assert (seen.num_restored, seen.staleness.num_queued) == (num_restored, num_restored)
+        assert seen.staleness.capacity.bounds["staleness"] == room
 
     # -- what always holds
 

@@ -232,11 +232,34 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def resume(self) -> None:
-        """A resumed run starts from the version alone: nothing of the first run holds budget."""
+        """Of a run before, only what finished holds budget, and only what is restored does."""
+        kept = [key for key, state in self.states.items() if state is EpisodeState.FINISHED]
         self.manager = StalenessManager(self.config, version=self.manager.version)
         self.states, self.open_groups, self.batches = {}, {}, {}
         self.group_of, self.released = {}, set()
         assert self.manager.statistics().capacity.bounds["staleness"] == self.config.budget
+        assert self.manager.try_restore({key: self.oldest[key] for key in kept})
+        self.states = dict.fromkeys(kept, EpisodeState.FINISHED)
+
+    @rule(count=st.integers(1, 4), is_of_lost_weights=st.booleans())
+    def restore(self, count: int, is_of_lost_weights: bool) -> None:
+        oldest = {self.name("r"): max(0, self.manager.version - number) for number in range(count)}
+        before = self.manager.statistics()
+        if is_of_lost_weights:
+            wrong = oldest | {self.name("r"): self.manager.version + 1}
+            with pytest.raises(StalenessError, match="at most that of the servers"):
+                self.manager.try_restore(wrong)
+            assert self.manager.statistics() == before
+            return
+        has_room = self.config.budget - self.budget_in_use() >= count
+        assert self.manager.try_restore(oldest) == has_room
+        if not has_room:
+            assert self.manager.statistics() == before
+            return
+        self.states |= dict.fromkeys(oldest, EpisodeState.FINISHED)
+        self.oldest |= oldest
+        with pytest.raises(StalenessError, match="must be new"):
+            self.manager.try_restore(oldest)
 
     # -- what always holds
 

@@ -5,6 +5,8 @@
       reject        reject, fault,      reject, fault,
                        expire               expire
 
+What finished before a resume comes back as finished (`restore`).
+
 Invariants:
 * every enqueued episode ends in exactly one terminal state, and is forgotten then (a consumed one
   when the budget of its batch is released), so memory follows the number of live episodes;
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -219,6 +221,31 @@ class Ledger:
         entry.finished_version = self.version
         self.num_running -= 1
         self.finished += 1
+
+    def check_restored(self, oldest_versions: Mapping[str, int]) -> None:
+        """Pass silently when these episodes may have finished before this ledger was made.
+
+        Raises:
+            StalenessError: They may not.
+        """
+        for episode_id, version in oldest_versions.items():
+            check_whole("oldest_version", version)
+            if episode_id in self.entries:
+                raise _live(episode_id)
+            if version > self.version:
+                raise StalenessError(
+                    f"oldest_version of {episode_id!r} must be at most that of the servers, "
+                    f"{self.version}, got {version}. Leave out what weights sampled that are gone."
+                )
+
+    def restore(self, oldest_versions: Mapping[str, int], label: str | None) -> None:
+        """Queue episodes that finished before; the caller has checked them and the bounds."""
+        for episode_id, oldest in oldest_versions.items():
+            self.entries[episode_id] = Entry(
+                episode_id, None, label, _FINISHED, oldest, self.version
+            )
+        self.finished += len(oldest_versions)
+        self.tally.num_submitted += len(oldest_versions)
 
     def end(self, episode_id: str, after: EpisodeState, reason: str) -> None:
         """Reject, fault or expire an episode; what it held returns."""

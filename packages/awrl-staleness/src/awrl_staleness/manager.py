@@ -30,7 +30,8 @@ class StalenessManager:
 
     Args:
         version: The weight version that the servers hold now. After a resume nothing runs and
-            nothing is queued, so the capacity is the whole budget whatever the version.
+            nothing is queued but what `try_restore` queues, so the capacity is the whole budget
+            whatever the version.
     """
 
     def __init__(self, config: StalenessConfig, *, version: int = 0) -> None:
@@ -157,6 +158,26 @@ class StalenessManager:
         with self._lock:
             self._ledger.finish(episode_id, oldest_version)
         self._notify()
+
+    def try_restore(self, oldest_versions: Mapping[str, int], *, label: str | None = None) -> bool:
+        """Queue episodes that finished before a resume, or answer False, nothing changed.
+
+        They take their units of the budget, and no slot. Whether they are still fresh is asked when
+        they are consumed, as of any other.
+
+        Args:
+            oldest_versions: Version of the oldest trainable token by episode id.
+            label: What waste is counted by.
+
+        Raises:
+            StalenessError: An id is live, or a version is above that of the servers.
+        """
+        with self._lock:
+            self._ledger.check_restored(oldest_versions)
+            if self._budget_room() < len(oldest_versions):
+                return False
+            self._ledger.restore(oldest_versions, label)
+            return True
 
     def reject(self, episode_id: str, reason: str) -> None:
         """End an enqueued, running or queued episode as filtered out."""

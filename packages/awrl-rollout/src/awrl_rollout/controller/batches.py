@@ -130,6 +130,8 @@ class BatchAssembler:
         self.ready = ReadyQueue()
         self.dropped_groups: Counter[str] = Counter()
         """Groups that never reached a batch, by reason."""
+        self.num_restored = 0
+        """Episodes that finished before a resume."""
         self.num_smaller_groups = 0
         self.num_short_batches = 0
         self.in_training: set[int] = set()
@@ -160,6 +162,22 @@ class BatchAssembler:
         if following is not None:
             manager.enqueue(following.episode_id, group_id=request.group_id, label=request.label)
         return None
+
+    def restore(self, requests: Sequence[EpisodeRequest], records: Sequence[EpisodeRecord]) -> bool:
+        """Queue a group that was complete before a resume; False when it can't be trained on."""
+        version = self._manager.version
+        versions = [(record.oldest_version, record.newest_version) for record in records]
+        if any(oldest is None or max(oldest, newest or 0) > version for oldest, newest in versions):
+            return False
+        group = self._groups.restored(requests, records)
+        if self._is_stale(group) or not self._manager.try_restore(
+            {record.episode_id: record.oldest_version or 0 for record in records},
+            label=records[0].label,
+        ):
+            return False
+        self.ready.add(group)
+        self.num_restored += len(records)
+        return True
 
     def late(self, record: EpisodeRecord) -> None:
         """Pass on the record of an episode that was given up before."""

@@ -70,7 +70,7 @@ from awrl_rollout.controller.config import (
 )
 from awrl_rollout.controller.groups import GroupTracker
 from awrl_rollout.controller.reporting import ControllerStatistics, describe_wait
-from awrl_rollout.controller.scheduler import Scheduler
+from awrl_rollout.controller.scheduler import Scheduler, check_group
 from awrl_rollout.controller.workers import NotifyingWorker, Worker, WorkerPool, WorkerProxy
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest
 from awrl_rollout.errors import BatchTimeoutError, RolloutError, StarvedError
@@ -276,6 +276,34 @@ class RolloutController:
         self._scheduler.submit(requests)
         self._wake()
 
+    def restore(self, requests: Sequence[EpisodeRequest], records: Sequence[EpisodeRecord]) -> bool:
+        """Put a group among the ready ones that was complete before a resume, or answer False.
+
+        False says that it can't be trained on: the budget has no room for it, no member is fresh, or
+        a token is of a version that the servers do not hold yet, sampled from weights that are gone.
+        `accept_group`, which took it then, is not asked again. Call this before the controller is
+        entered: afterwards new groups have taken the room.
+
+        Args:
+            requests: What the group was asked for.
+            records: Its members that ended well.
+
+        Raises:
+            ValueError: These are not the records of such a group.
+            awrl_staleness.StalenessError: An episode of it is live.
+        """
+        group = check_group(requests)
+        asked = {request.member for request in group}
+        members = {record.member for record in records if record.has_ended_well}
+        ids = {record.group_id for record in records}
+        if ids != {group[0].group_id} or not len(records) == len(members) == len(members & asked):
+            raise ValueError(
+                f"records must be of distinct members of group {group[0].group_id!r} that ended well, "
+                f"got {[(item.group_id, item.member, item.outcome.value) for item in records]!r}. "
+                "Keep what accept_group was given."
+            )
+        return self._batches.restore(group, records)
+
     # -- pausing
 
     def pause_admission(self) -> None:
@@ -338,6 +366,7 @@ class RolloutController:
             num_refills=self._groups.num_refills,
             num_duplicates=pool.num_duplicates,
             num_worker_deaths=pool.num_worker_deaths,
+            num_restored=batches.num_restored,
             num_smaller_groups=batches.num_smaller_groups,
             num_short_batches=batches.num_short_batches,
             dropped_groups=dict(batches.dropped_groups),

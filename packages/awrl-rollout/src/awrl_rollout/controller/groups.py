@@ -114,6 +114,22 @@ class GroupTracker:
         del self._groups[request.group_id]
         return _complete(request.group_id, group)
 
+    def restored(
+        self, requests: Sequence[EpisodeRequest], records: Sequence[EpisodeRecord]
+    ) -> CompleteGroup:
+        """Return a group that was complete before a resume, in line behind those opened so far."""
+        self._num_opened += 1
+        return _complete(
+            requests[0].group_id,
+            _OpenGroup(
+                sequence=self._num_opened - 1,
+                requests={request.member: request for request in requests},
+                num_open=0,
+                records={record.member: record for record in records},
+                num_lost=len(requests) - len(records),
+            ),
+        )
+
     def abandon(self) -> dict[str, tuple[list[EpisodeRecord], list[str]]]:
         """Forget everything; return, by open group, its records and the ids in the ledger.
 

@@ -34,6 +34,8 @@ class ControllerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     num_duplicates: int
     """Records of episodes that were complete before."""
     num_worker_deaths: int
+    num_restored: int
+    """Episodes that finished before a resume."""
     num_smaller_groups: int
     """Groups delivered with fewer members than asked for."""
     num_short_batches: int
@@ -56,6 +58,7 @@ class ControllerStatistics(msgspec.Struct, frozen=True, kw_only=True):
             "rollout/completed_episodes": float(self.num_completed),
             "rollout/faulted_episodes": float(self.num_faults),
             "rollout/refilled_episodes": float(self.num_refills),
+            "rollout/restored_episodes": float(self.num_restored),
             "rollout/duplicate_records": float(self.num_duplicates),
             "rollout/dropped_groups": float(sum(self.dropped_groups.values())),
             **self.staleness.metrics(),
