@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +54,18 @@ RANK_ENVIRONMENT = {"NCCL_CUMEM_ENABLE": "0"}
 broadcast."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """The programs of a run; a rehearsal has others for what would need devices."""
+
+    engine: type[UpdateEngine] = UpdateEngine
+    """Class of a trainer rank."""
+    server: Callable[[ServerSpec], ServerSpec] = lambda spec: spec
+    """Says how the configured servers are started."""
+    has_devices: bool = True
+    """Whether servers and ranks compute on the devices that they are placed on."""
+
+
 @dataclass(kw_only=True)
 class System:
     """The started parts of a run."""
@@ -70,6 +82,8 @@ class System:
     """Limit of each start, in seconds."""
     log_dir: Path
     """Folder of the servers' logs."""
+    parts: Parts = Parts()
+    """Its programs."""
     ranks: list[WorkerHandle[UpdateEngine]] = field(
         default_factory=list[WorkerHandle[UpdateEngine]]
     )
@@ -185,7 +199,13 @@ async def death_of(server: WorkerHandle[InferenceServer], deadline_s: float) -> 
 
 @asynccontextmanager
 async def launch(
-    config: WebRLConfig, policy_path: str, log_dir: Path, run_id: str, *, version: int = 0
+    config: WebRLConfig,
+    policy_path: str,
+    log_dir: Path,
+    run_id: str,
+    *,
+    version: int = 0,
+    parts: Parts = Parts(),
 ) -> AsyncGenerator[System]:
     """Start PixelStore, servers and ranks, all at version 0; workers come later.
 
@@ -194,6 +214,7 @@ async def launch(
         log_dir: Folder of the logs of servers and workers.
         run_id: Names the PixelStore.
         version: Weight version that the run goes on from.
+        parts: Its programs.
 
     Yields:
         The started system.
@@ -230,9 +251,10 @@ async def launch(
             scheduler=scheduler,
             pixels=pixels,
             processor=processor,
-            server_spec=component_configs.server_spec(
-                config, policy_path, network, version=version
+            server_spec=parts.server(
+                component_configs.server_spec(config, policy_path, network, version=version)
             ),
+            parts=parts,
             start_timeout_s=deadline_s,
             log_dir=log_dir,
         )
@@ -305,6 +327,7 @@ async def _close_clients(system: System) -> None:
 def _create_ranks(config: WebRLConfig, system: System) -> list[WorkerHandle[UpdateEngine]]:
     count = system.scheduler.num_workers(component_configs.ACTOR)
     spec = component_configs.engine_spec(config, system.server_spec, system.processor)
+    spec = replace(spec, use_cuda=spec.use_cuda and system.parts.has_devices)
     options = ProcessOptions(
         environment={"OMP_NUM_THREADS": str(config.actor.num_threads), **RANK_ENVIRONMENT}
     )
@@ -313,7 +336,7 @@ def _create_ranks(config: WebRLConfig, system: System) -> list[WorkerHandle[Upda
             component_configs.ACTOR,
             rank,
             options,
-            UpdateEngine,
+            system.parts.engine,
             spec,
             rank,
             count,

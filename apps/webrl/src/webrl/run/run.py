@@ -33,7 +33,7 @@ from webrl.errors import EngineCallError, RunFailedError, WebRLError, WorkerLost
 from webrl.evaluation.manager import EvaluationManager
 from webrl.evaluation.statistics import EvaluationResult
 from webrl.launch import component_configs, run_tasks
-from webrl.launch.system import System, launch, stop_each
+from webrl.launch.system import Parts, System, launch, stop_each
 from webrl.process_log import log_to_file
 from webrl.records.live_view import LiveView
 from webrl.records.metrics import MetricLog, continued, is_total
@@ -80,6 +80,7 @@ class Run:
         policy_path: Checkpoint that training starts from.
         log: Metric sinks.
         is_resumed: Continue from the newest checkpoint.
+        parts: Programs of its servers and ranks.
     """
 
     def __init__(
@@ -91,7 +92,9 @@ class Run:
         view: LiveView,
         log: MetricLog,
         is_resumed: bool,
+        parts: Parts,
     ) -> None:
+        self._parts = parts
         self._config = config
         self._folders = folders
         self._policy_path = policy_path
@@ -230,6 +233,7 @@ class Run:
             self._folders.logs,
             self._run_id,
             version=0 if path is None else int(path.name.rpartition("_")[2]),
+            parts=self._parts,
         )
 
     def _recorder(self, system: System, ranks: TrainerRanks, stream: TaskStream) -> Recorder:
@@ -441,13 +445,20 @@ async def _stop_workers(supervisor: Supervisor) -> None:
     await stop_each(supervisor.handles, RolloutWorker.stop)
 
 
-def run_training(config: WebRLConfig, *, resume: bool, console: Console) -> int:
+def run_training(
+    config: WebRLConfig,
+    *,
+    resume: bool,
+    console: Console,
+    parts: Parts = Parts(),  # noqa: B008 - frozen
+) -> int:
     """Train until the configured end.
 
     Args:
         config: Resolved configuration; it is written to the run's folder.
         resume: Continue from the newest checkpoint of `config.run_dir`.
         console: Where to draw.
+        parts: Programs of its servers and ranks.
 
     Returns:
         0, or 128 and the number of the signal that ended it: 130 after Ctrl-C.
@@ -465,7 +476,7 @@ def run_training(config: WebRLConfig, *, resume: bool, console: Console) -> int:
         write_whole(folders.config, to_toml(config).encode())
         folders.end.unlink(missing_ok=True)
         with log_to_file(folders.log, config.logging.level):
-            return _run_logged(config, folders, resume=resume, console=console)
+            return _run_logged(config, folders, resume=resume, console=console, parts=parts)
 
 
 def _finished(config: WebRLConfig, folders: RunFolders) -> str | None:
@@ -484,7 +495,9 @@ def _finished(config: WebRLConfig, folders: RunFolders) -> str | None:
     return f"{config.run_dir} is finished: {reached}. Raise {key} to go on."
 
 
-def _run_logged(config: WebRLConfig, folders: RunFolders, *, resume: bool, console: Console) -> int:
+def _run_logged(
+    config: WebRLConfig, folders: RunFolders, *, resume: bool, console: Console, parts: Parts
+) -> int:
     def at_once() -> None:
         text = f"\nended at once; {_what_is_left(config, folders)}\n"
         with suppress(OSError):
@@ -502,7 +515,7 @@ def _run_logged(config: WebRLConfig, folders: RunFolders, *, resume: bool, conso
                 view.note("starting Ray")
                 with ray_cluster(namespace=f"webrl-{secrets.token_hex(4)}"):
                     progress = _run_to_its_end(
-                        config, folders, policy_path, resume, view, log, signals
+                        config, folders, policy_path, resume, view, log, signals, parts
                     )
         except (KeyboardInterrupt, asyncio.CancelledError):
             if signals.received is None:
@@ -540,11 +553,12 @@ def _run_to_its_end(
     view: LiveView,
     log: MetricLog,
     signals: StopSignals,
+    parts: Parts,
 ) -> Progress:
     """Run; when a part is lost that can't be replaced in place, go on from the newest checkpoint."""
     num_restarts, limit = 0, config.recover.max_restarts
     while True:
-        run = Run(config, folders, policy_path, view=view, log=log, is_resumed=resume)
+        run = Run(config, folders, policy_path, view=view, log=log, is_resumed=resume, parts=parts)
         try:
             return asyncio.run(signals.run(run.run(), run.ask_to_stop))
         except (WorkerLostError, PublishError, PixelStoreUnavailable) as error:

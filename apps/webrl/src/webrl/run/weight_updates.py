@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from awrl_trainer import WeightPublisher
 
@@ -36,13 +37,12 @@ async def connect_weights(
         PublishError: A server holds other weights than the trainer, or none could join.
     """
     host, _ = await call_worker(system.ranks[0], system.start_timeout_s, UpdateEngine.rendezvous)
-    publisher = WeightPublisher(
-        RanksSource(system.ranks),
-        system.receivers(),
-        component_configs.publisher_config(
-            config, system.server_spec, folders.published, host=host, run_id=run_id
-        ),
+    limits = component_configs.publisher_config(
+        config, system.server_spec, folders.published, host=host, run_id=run_id
     )
+    if not system.parts.has_devices:
+        limits = replace(limits, backend="gloo")
+    publisher = WeightPublisher(RanksSource(system.ranks), system.receivers(), limits)
     stack.push_async_callback(publisher.aclose)
     await publisher.connect()
     if version > 0:

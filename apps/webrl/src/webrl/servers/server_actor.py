@@ -37,6 +37,8 @@ class ServerSpec:
 
     backend: str
     """`embedded` or `sglang`."""
+    module: str = "webrl.embedded"
+    """What `embedded` runs."""
     model_path: str
     """Local checkpoint directory."""
     network: NetworkConfig = LOCAL
@@ -134,7 +136,14 @@ class InferenceServer:
         arguments = (*spec.extra_args, "--tp-size", str(spec.tp_size))
         if spec.backend == "embedded":
             arguments = (*arguments, "--num-threads", str(spec.num_threads))
-            command = embedded_command(spec.model_path, host, port, seed=seed, extra_args=arguments)
+            command = embedded_command(
+                spec.model_path,
+                host,
+                port,
+                seed=seed,
+                extra_args=arguments,
+                module=spec.module,
+            )
             return command, spec.environment
         environment = spec.environment
         if not has_gpu_driver():

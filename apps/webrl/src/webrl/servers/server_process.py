@@ -40,13 +40,19 @@ def find_free_port(host: str) -> int:
 
 
 def embedded_command(
-    model_path: str, host: str, port: int, *, seed: int, extra_args: Sequence[str] = ()
+    model_path: str,
+    host: str,
+    port: int,
+    *,
+    seed: int,
+    extra_args: Sequence[str] = (),
+    module: str = "webrl.embedded",
 ) -> list[str]:
-    """Return the command line of the embedded server."""
+    """Return the command line of the embedded server, or of a module with its options."""
     return [
         sys.executable,
         "-m",
-        "webrl.embedded",
+        module,
         "--model-path",
         model_path,
         "--host",
