@@ -31,6 +31,7 @@ def test_two_servers_and_two_ranks_train_publish_evaluate_and_resume(
         "allocation_mode=embedded[rollout]:d2t2+fsdp[actor]:d2",
         "cluster.n_inference_servers=2",
         "total_steps=3",
+        "test_rollout.n_gpus=2",
         "test_rollout.num_seeds=8",
         "test_rollout.interval_s=1",
         *runs.small,

@@ -228,15 +228,8 @@ async def launch(
     deadline_s = config.scheduler.startup_timeout_s
     processor = PolicyProcessor.from_pretrained(policy_path)
     component_configs.check_pictures(config, processor)
-    cluster = config.cluster
-    check_node_count(cluster.n_nodes, cluster.n_gpus_per_node, cluster_nodes())
     async with AsyncExitStack() as stack:
-        num_cpus = ray.cluster_resources().get("CPU", 1.0)
-        scheduler = RayScheduler(
-            component_configs.role_specs(config, num_cpus),
-            log_dir,
-            gpus_per_node=cluster.n_gpus_per_node if cluster.num_gpus else None,
-        )
+        scheduler = _scheduler(config, log_dir)
         stack.callback(scheduler.shutdown)
         network = network_of(scheduler.node_ids)
         pixels = await asyncio.to_thread(
@@ -273,6 +266,18 @@ async def launch(
         system.clients = [network.client(url) for url in system.server_urls]
         stack.push_async_callback(_close_clients, system)
         yield system
+
+
+def _scheduler(config: WebRLConfig, log_dir: Path) -> RayScheduler:
+    """Return the roles' places on the joined cluster."""
+    cluster = config.cluster
+    check_node_count(cluster.n_nodes, cluster.n_gpus_per_node, cluster_nodes())
+    num_cpus = ray.cluster_resources().get("CPU", 1.0)
+    return RayScheduler(
+        component_configs.role_specs(config, num_cpus),
+        log_dir,
+        gpus_per_node=cluster.n_gpus_per_node if cluster.num_gpus else None,
+    )
 
 
 async def start_evaluation_worker(
