@@ -10,6 +10,9 @@ export OMP_NUM_THREADS ?= 1
 # Tests that need a GPU skip themselves elsewhere; narrow a run with e.g. MARKS="not slow".
 MARKS ?= not gpu and not multigpu
 
+# Tests are shared out to this many processes by folder; many wait rather than compute. 0 shares nothing.
+WORKERS ?= 2
+
 .PHONY: help setup demo test contract installed chaos lint types gates bench build docs clean
 
 help:
@@ -22,7 +25,8 @@ demo: setup ## the whole laptop system, end to end
 	$(BIN)/webrl train --config laptop $(ARGS)
 
 test: setup ## all tests that this machine can run
-	$(BIN)/python -m pytest -q -m "$(MARKS)" --durations=15 $(ARGS)
+	$(BIN)/python -m pytest -q -m "$(MARKS)" --durations=15 -n $(WORKERS) \
+		--dist loadscope --no-loadscope-reorder $(ARGS)
 
 contract: ## the server contract against a real SGLang too (4 GB more), on its CPU engine without a GPU
 	@.ci/setup sglang

@@ -8,14 +8,28 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
 
 ROOT = Path(__file__).parent.parent
 SKIPPED = {".venv", ".uv", ".git", "__pycache__", "dist", "runs", "node_modules", ".browser"}
 IMPORT_NAMES = {"pillow": "PIL"}
 """Distributions whose import name is not their own with underscores."""
+
+LONG_FIRST = (
+    "apps/webrl/tests/end_to_end",
+    "apps/webrl/tests/browser",
+    "packages/awrl-pixelstore",
+    "tests",
+    "packages/awrl-trainer",
+    "apps/webrl/tests/embedded",
+)
+"""Folders that two workers begin with, so that neither ends long after the other."""
 
 Find = Callable[..., list[Path]]
 
@@ -74,25 +88,20 @@ class RequirementTies:
 
     def __init__(self) -> None:
         """Start with no test seen."""
-        self.ids_of: dict[str, list[str]] = {}
         self._outcomes: dict[str, dict[str, str]] = defaultdict(dict)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Remember which tests of this run are tied to what."""
+        """Have the reports of each test name its mechanisms, those of other processes too."""
         for item in session.items:
-            ids = [id_ for mark in item.iter_markers("requirement") for id_ in mark.args]
-            if ids:
-                self.ids_of[item.nodeid] = ids
+            marks = item.iter_markers("requirement")
+            item.user_properties += [("requirement", id_) for mark in marks for id_ in mark.args]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note how a tied test ended."""
         if report.when == "call" or report.outcome != "passed":
-            self.saw(report.nodeid, report.outcome)
-
-    def saw(self, node_id: str, outcome: str) -> None:
-        """Note an outcome for each mechanism of the test."""
-        for id_ in self.ids_of.get(node_id, []):
-            self._outcomes[id_][node_id] = outcome
+            for name, id_ in report.user_properties:
+                if name == "requirement":
+                    self._outcomes[str(id_)][report.nodeid] = report.outcome
 
     def unproved(self) -> dict[str, list[str]]:
         """Return the skipped tests of each mechanism of which no test ran."""
@@ -103,8 +112,9 @@ class RequirementTies:
         }
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Turn a green run into a failed one."""
-        if self.unproved() and session.exitstatus == pytest.ExitCode.OK:
+        """Turn a green run into a failed one; a worker has seen only its share of it."""
+        is_worker = hasattr(session.config, "workerinput")
+        if not is_worker and self.unproved() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -119,6 +129,32 @@ class RequirementTies:
 def pytest_configure(config: pytest.Config) -> None:
     """Watch the whole run: a hook of this file alone would see the tests beside it only."""
     config.pluginmanager.register(RequirementTies())
+
+
+class FolderScheduling(LoadScopeScheduling):
+    """Gives whole folders to the workers: a cluster, server or policy is shared within one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return folder_of(nodeid)
+
+
+def folder_of(node_id: str) -> str:
+    """Return the library, the folder of the app's tests, or the gates, that a test belongs to."""
+    parts = node_id.partition("::")[0].split("/")[:-1]
+    return "/".join(parts[: {"packages": 2, "apps": 4}.get(parts[0], 1)])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderScheduling:
+    """Share the tests out by folder."""
+    return FolderScheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the long folders where several workers share the tests."""
+    if hasattr(config, "workerinput"):
+        rank = {folder: number for number, folder in enumerate(LONG_FIRST)}
+        items.sort(key=lambda item: rank.get(folder_of(item.nodeid), len(rank)))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -107,8 +107,22 @@ def test_a_mechanism_whose_tests_were_all_skipped_fails_the_run(
     requirement_ties: type[RequirementTies],
 ) -> None:
     ties = requirement_ties()
-    for node_id, ids in (("a", ["one", "two"]), ("b", ["two"]), ("c", ["three"])):
-        ties.ids_of[node_id] = ids
-    for node_id, outcome in (("a", "skipped"), ("b", "passed"), ("c", "skipped")):
-        ties.saw(node_id, outcome)
+    seen: tuple[tuple[str, list[str], Literal["passed", "skipped"]], ...] = (
+        ("a", ["one", "two"], "skipped"),
+        ("b", ["two"], "passed"),
+        ("c", ["three"], "skipped"),
+    )
+    for node_id, ids, outcome in seen:
+        properties = [("requirement", id_) for id_ in ids]
+        ties.pytest_runtest_logreport(
+            pytest.TestReport(
+                node_id,
+                (node_id, 0, node_id),
+                {},
+                outcome,
+                None,
+                "call",
+                user_properties=properties,
+            )
+        )
     assert ties.unproved() == {"one": ["a"], "three": ["c"]}
