@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent.parent
 SKIPPED = {".venv", ".uv", ".git", "__pycache__", "dist", "runs", "node_modules", ".browser"}
@@ -131,13 +131,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(RequirementTies())
 
 
-class FolderScheduling(LoadScopeScheduling):
-    """Gives whole folders to the workers: a cluster, server or policy is shared within one."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return folder_of(nodeid)
-
-
 def folder_of(node_id: str) -> str:
     """Return the library, the folder of the app's tests, or the gates, that a test belongs to."""
     parts = node_id.partition("::")[0].split("/")[:-1]
@@ -145,8 +138,14 @@ def folder_of(node_id: str) -> str:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderScheduling:
-    """Share the tests out by folder."""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Give whole folders to the workers: a cluster, server or policy is shared within one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FolderScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return folder_of(nodeid)
+
     return FolderScheduling(config, log)
 
 
