@@ -49,6 +49,7 @@ BASE = (
     "pixelstore.disk_dir=disk",
     "pixelstore.max_bytes=4294967296",
     "test_rollout.enabled=true",
+    "actor.num_threads=1",
     "actor.gradient_checkpointing=true",
     "actor.behav_imp_weight_cap=5",
     "actor.optimizer.schedule=linear",
@@ -180,6 +181,7 @@ def components(config: WebRLConfig) -> list[object]:
         component_configs.task_stream(config).group(3),
         component_configs.task_stream(config).fingerprint,
         component_configs.engine_spec(config, servers, processor),
+        component_configs.rank_environment(config),
         component_configs.pixelstore_config(config),
         publisher.backend,
     ]
@@ -201,6 +203,7 @@ def other_values(hint: Any, value: object) -> Iterator[str]:
         yield from (repr(choice) for choice in typing.get_args(hint) if choice != value)
     elif typing.get_origin(hint) is tuple:
         yield '["model.visual"]'
+        yield '["NCCL_DEBUG=INFO"]'
     elif kinds:
         yield from other_values(kinds[0], value)
     elif hint is bool:

@@ -127,6 +127,19 @@ def test_tasks_can_be_named_on_the_command_line() -> None:
         ("scheduler.type=slurm", "scheduler.type must be one of 'ray', got 'slurm'."),
         ("tasks=3", "tasks must be a list, got 3."),
         ("actor.frozen_modules=3", "actor.frozen_modules must be a list of texts, got 3."),
+        (
+            "actor.env_vars=[' =hush']",
+            "actor.env_vars must be texts written NAME=value, got 'another one of 6 characters'.",
+        ),
+        (
+            "inference.env_vars=OMP_NUM_THREADS=2",
+            "inference.env_vars must be without variables that the run sets, got 'OMP_NUM_THREADS'.",
+        ),
+        (
+            "actor.env_vars=WANDB_API_KEY=hush",
+            "must be without secrets, since configurations are printed and kept, got 'WANDB_API_KEY'",
+        ),
+        ("actor.env_vars=A=1, A=2", "actor.env_vars must be one entry for each name, got 'A'."),
         ("tasks=[]", "tasks must name at least one task, got none."),
         ("tasks=a,a", "tasks must name each task once, got 'a' twice."),
         ("tasks=[{max_steps=3}]", "tasks[0].name must be set"),

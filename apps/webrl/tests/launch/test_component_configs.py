@@ -67,6 +67,24 @@ def test_a_tensor_parallel_server_takes_its_devices_and_tells_its_program() -> N
     assert spec.tp_size == 2
 
 
+def test_ranks_and_servers_have_variables_of_their_own_beside_those_of_the_run() -> None:
+    changes = ["actor.env_vars=NCCL_DEBUG=INFO, A=b=c", 'inference.env_vars=["HF_HUB_OFFLINE=1"]']
+    config = load_config("one_node_8gpu", changes).config
+    environment = component_configs.rank_environment(config)
+    assert environment == {
+        "NCCL_DEBUG": "INFO",
+        "A": "b=c",
+        "OMP_NUM_THREADS": "4",
+        "NCCL_CUMEM_ENABLE": "0",
+    }
+    servers = component_configs.server_spec(config, "policy").environment
+    assert (servers["HF_HUB_OFFLINE"], servers["OMP_NUM_THREADS"]) == ("1", "1")
+    assert component_configs.rank_threads(load_config("laptop").config) == 1
+    assert (
+        component_configs.rank_threads(load_config("laptop", ["actor.num_threads=3"]).config) == 3
+    )
+
+
 def test_the_program_of_the_servers_can_be_named_apart_from_the_layout() -> None:
     changes = ["inference.backend=sglang", "inference.sglang_args=--log-level 'very quiet'"]
     config = load_config("laptop", changes).config

@@ -21,8 +21,10 @@ from awrl_rollout import SGLangClient, SGLangClientConfig
 LOOPBACK = "127.0.0.1"
 """Where everything listens that only this machine needs."""
 
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Gloo would listen where the host's name points to, which other nodes may not reach."""
+INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
+"""Where gloo and nccl read the interface to meet on, and what goes before its name. Gloo would listen
+where the host's name points to, nccl on the first interface that it finds: neither need be one that
+other nodes reach. Nccl takes a bare name for the beginning of one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,16 +39,22 @@ class NetworkConfig:
         return LOOPBACK if self.token is None else ray.util.get_node_ip_address()
 
     def environment(self) -> dict[str, str]:
-        """Return what makes gloo listen on `host` too; empty where no interface has that address."""
-        if GLOO_INTERFACE in os.environ:
-            return {}
+        """Return what makes gloo and nccl listen on `host` too.
+
+        What stands in the environment stays; nothing where no interface has that address.
+        """
         host = self.host()
         names = [
             name
             for name, addresses in psutil.net_if_addrs().items()
             if any(address.address == host for address in addresses)
         ]
-        return {GLOO_INTERFACE: names[0]} if names else {}
+        return {
+            variable: mark + name
+            for variable, mark in INTERFACE_VARIABLES.items()
+            for name in names[:1]
+            if variable not in os.environ
+        }
 
     def client(self, url: str, config: SGLangClientConfig | None = None) -> SGLangClient:
         """Return a client of one of the run's inference servers.

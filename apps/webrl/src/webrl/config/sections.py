@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from webrl.config.environment import variable_problems
 from webrl.config.rules import (
     Count,
     Natural,
@@ -418,14 +419,17 @@ class ActorSection(Section):
     """Largest part of the weights that one broadcast carries; the trainer holds two in memory."""
     overlap_publish: bool = True
     """Gather the next part during a broadcast; false: one part in memory, and a longer pause."""
-    num_threads: Annotated[Count, "Use 1 on a small machine."] = 1
-    """Threads of one rank on a CPU."""
+    num_threads: Annotated[Count, "Use 1 on a small machine."] | None = None
+    """CPU threads of one rank; unset: 1, and 4 where ranks compute on GPUs and CPUs only prepare."""
+    env_vars: tuple[str, ...] = ()
+    """Environment variables of every rank, each written `NAME=value`, such as `NCCL_DEBUG=INFO`. No
+    secrets: export those where Ray is started."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     """AdamW and its schedule."""
 
     def contradictions(self) -> list[Problem]:
         """Bounds that pass each other, and options without effect."""
-        problems: list[Problem] = []
+        problems = variable_problems(self.env_vars)
         upper = 1 + (self.eps_clip if self.eps_clip_higher is None else self.eps_clip_higher)
         if self.c_clip is not None and self.loss == "cispo":
             problems.append(
@@ -464,10 +468,13 @@ class InferenceSection(Section):
     """Share of the GPU that an `sglang` server takes for weights and KV cache."""
     sglang_args: str = ""
     """Further arguments of an `sglang` server, as on a command line: `--disable-cuda-graph`."""
+    env_vars: tuple[str, ...] = ()
+    """Environment variables of every server, each written `NAME=value`. No secrets: export those
+    where Ray is started."""
 
     def contradictions(self) -> list[Problem]:
         """A port is one that anybody may open; arguments are words, and none that the run sets."""
-        problems: list[Problem] = []
+        problems = variable_problems(self.env_vars)
         if self.base_port != 0 and not 1024 <= self.base_port <= 65000:
             rule = "0 or between 1024 and 65000"
             problems.append(breach("base_port", rule, self.base_port, "Use 0 for any."))

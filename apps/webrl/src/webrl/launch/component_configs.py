@@ -19,6 +19,7 @@ from webrl.browser import BrowserConfig, Deadlines
 from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.cluster.placement import RoleSpec
 from webrl.config import WebRLConfig
+from webrl.config.environment import parse_variables
 from webrl.errors import ConfigError, Problem
 from webrl.launch import run_tasks
 from webrl.policy import PolicyProcessor
@@ -34,6 +35,12 @@ ACTOR = "actor"
 TEST_ROLLOUT = "test-rollout"
 WORKER = "rollout-worker"
 TEST_WORKER = "test-worker"
+
+GPU_RANK_THREADS = 4
+"""For pictures and checksums, while the GPU computes."""
+RANK_ENVIRONMENT = {"NCCL_CUMEM_ENABLE": "0"}
+"""SGLang turns this off in its servers; a nccl group whose members differed in it hung in its first
+broadcast."""
 
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg"}
 """Media type of each screenshot format."""
@@ -196,6 +203,7 @@ def server_spec(
             config.actor.dtype,
             *config.inference.arguments(config.inference_backend),
         ),
+        env_vars=tuple(parse_variables(config.inference.env_vars).items()),
         seeds=(config.seed, version),
     )
 
@@ -244,6 +252,20 @@ def loss_config(config: WebRLConfig, masked_token_ids: tuple[int, ...]) -> LossC
     )
 
 
+def rank_threads(config: WebRLConfig) -> int:
+    """Return the CPU threads of one trainer rank."""
+    return config.actor.num_threads or (GPU_RANK_THREADS if config.cluster.num_gpus else 1)
+
+
+def rank_environment(config: WebRLConfig) -> dict[str, str]:
+    """Return what the process of a trainer rank has in its environment from its first import on."""
+    return {
+        **parse_variables(config.actor.env_vars),
+        "OMP_NUM_THREADS": str(rank_threads(config)),
+        **RANK_ENVIRONMENT,
+    }
+
+
 def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProcessor) -> EngineSpec:
     """Return what a rank of the update engine is built from."""
     actor, optimizer = config.actor, config.actor.optimizer
@@ -251,7 +273,7 @@ def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProce
     return EngineSpec(
         policy_path=servers.model_path,
         network=servers.network,
-        num_threads=actor.num_threads,
+        num_threads=rank_threads(config),
         use_cuda=config.cluster.num_gpus > 0,
         actor=ActorConfig(
             optimizer=OptimizerConfig(

@@ -49,10 +49,6 @@ STOP_DEADLINE_S = 4.0
 WORKER_OPTIONS = ProcessOptions(environment={"OMP_NUM_THREADS": "1"}, max_concurrency=64)
 """Torch in a worker only decodes and tokenises; `serve` is one of its calls for its whole life."""
 
-RANK_ENVIRONMENT = {"NCCL_CUMEM_ENABLE": "0"}
-"""SGLang turns this off in its servers; a nccl group whose members differed in it hung in its first
-broadcast."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
@@ -333,9 +329,7 @@ def _create_ranks(config: WebRLConfig, system: System) -> list[WorkerHandle[Upda
     count = system.scheduler.num_workers(component_configs.ACTOR)
     spec = component_configs.engine_spec(config, system.server_spec, system.processor)
     spec = replace(spec, use_cuda=spec.use_cuda and system.parts.has_devices)
-    options = ProcessOptions(
-        environment={"OMP_NUM_THREADS": str(config.actor.num_threads), **RANK_ENVIRONMENT}
-    )
+    options = ProcessOptions(environment=component_configs.rank_environment(config))
     return [
         system.scheduler.create_worker(
             component_configs.ACTOR,

@@ -53,6 +53,8 @@ class ServerSpec:
     """Port of the first server of the run, the others follow; 0 lets the system choose."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of its program."""
+    env_vars: tuple[tuple[str, str], ...] = ()
+    """Names and values that its environment has besides."""
     seeds: tuple[int, ...] = (0,)
     """What all draws of a server follow from, together with its number and its life: the run's seed,
     and the version that the run went on from."""
@@ -74,6 +76,7 @@ class ServerSpec:
         would stay for a minute to dump the GPU's memory, and its death go unnoticed.
         """
         return {
+            **dict(self.env_vars),
             "OMP_NUM_THREADS": str(self.num_threads),
             "SGLANG_VLM_CACHE_SIZE_MB": "0",
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
@@ -115,7 +118,7 @@ class InferenceServer:
                 command,
                 url=f"http://{host}:{port}",
                 log_path=self._log_path,
-                env=environment | spec.network.environment(),
+                env=spec.network.environment() | environment,
                 token=spec.network.token,
             )
             try:
