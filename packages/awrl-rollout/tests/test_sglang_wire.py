@@ -181,11 +181,16 @@ def test_checksums_are_read_by_name() -> None:
     assert found.total == "ff"
 
 
-def test_checksums_of_several_ranks_are_refused() -> None:
-    rank = {"checksums": {}, "per_gpu_checksum": "ff"}
-    body = json.dumps({"ranks": [rank, rank]}).encode()
-    with pytest.raises(ServerUnavailableError, match="ranks must be 1, got 2"):
-        checksums_from_reply(Reply(status=200, body=body))
+def test_checksums_of_tensor_parallel_ranks_are_kept_apart_where_they_differ() -> None:
+    ranks = [
+        {"checksums": {"norm": "00", "shard": "0a"}, "per_gpu_checksum": "f0"},
+        {"checksums": {"norm": "00", "shard": "0b"}, "per_gpu_checksum": "f1"},
+    ]
+    found = checksums_from_reply(Reply(status=200, body=json.dumps({"ranks": ranks}).encode()))
+    assert found.by_name == {"norm": "00", "shard": "0a+0b"}
+    assert found.total == "f0+f1"
+    with pytest.raises(ServerUnavailableError, match="must be those of a rank, got none"):
+        checksums_from_reply(Reply(status=200, body=b'{"ranks": []}'))
 
 
 @pytest.mark.parametrize(

@@ -105,21 +105,26 @@ async def _check_weights(http: web.Request) -> web.Response:
     for name in sorted(checksums):
         total.update(name.encode())
         total.update(checksums[name].encode())
-    rank = {
-        "checksums": checksums,
-        "per_gpu_checksum": total.hexdigest(),
-        "parallelism_info": {
-            "tp_rank": 0,
-            "tp_size": 1,
-            "dp_rank": 0,
-            "dp_size": 1,
-            "pp_rank": 0,
-            "pp_size": 1,
-            "rank": 0,
-            "size": 1,
-        },
-    }
-    return _success("Success", ranks=[rank], per_engine_checksum=total.hexdigest())
+    size = state.config.tp_size
+    ranks = [
+        {
+            "checksums": checksums,
+            "per_gpu_checksum": total.hexdigest(),
+            "parallelism_info": {
+                "tp_rank": rank,
+                "tp_size": size,
+                "dp_rank": 0,
+                "dp_size": 1,
+                "pp_rank": 0,
+                "pp_size": 1,
+                "rank": rank,
+                "size": size,
+            },
+        }
+        for rank in range(size)
+    ]
+    of_all = hashlib.sha256(total.hexdigest().encode() * size)
+    return _success("Success", ranks=ranks, per_engine_checksum=of_all.hexdigest())
 
 
 async def _health(http: web.Request) -> web.Response:

@@ -67,9 +67,10 @@ class WeightChecksums(msgspec.Struct, frozen=True, kw_only=True):
     """Checksums of a server's weights."""
 
     by_name: dict[str, str]
-    """Hex digest by the server's name of the tensor (SGLang fuses some)."""
+    """Hex digest by the server's name of the tensor (SGLang fuses some); where the ranks of a tensor
+    parallel server differ, those of all ranks, joined by `+`."""
     total: str
-    """One digest over all of them."""
+    """One digest over all of them, likewise of all ranks: servers of one size compare."""
 
 
 class _SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -255,7 +256,7 @@ class _Checksums(msgspec.Struct):
 
 
 def checksums_from_reply(reply: Reply) -> WeightChecksums:
-    """Return the checksums of a one-rank `/weights_checker` answer.
+    """Return the checksums of a `/weights_checker` answer, which lists them by rank.
 
     Raises:
         ServerUnavailableError: The answer has another form.
@@ -266,9 +267,18 @@ def checksums_from_reply(reply: Reply) -> WeightChecksums:
         raise ServerUnavailableError(
             f"checksums must be listed by rank, got {reply.body[:200]!r}. Check the server."
         ) from error
-    if len(ranks) != 1:
-        raise ServerUnavailableError(f"ranks must be 1, got {len(ranks)}. Use tp 1 servers.")
-    return WeightChecksums(by_name=ranks[0].checksums, total=ranks[0].per_gpu_checksum)
+    if not ranks:
+        raise ServerUnavailableError("checksums must be those of a rank, got none. Check the server.")
+    names = {name: None for rank in ranks for name in rank.checksums}
+    return WeightChecksums(
+        by_name={name: _joined([rank.checksums.get(name, "-") for rank in ranks]) for name in names},
+        total=_joined([rank.per_gpu_checksum for rank in ranks]),
+    )
+
+
+def _joined(digests: Sequence[str]) -> str:
+    """Return what all ranks say, else what each says."""
+    return digests[0] if len(set(digests)) == 1 else "+".join(digests)
 
 
 def refusal_text(reply: Reply) -> str:
