@@ -162,6 +162,11 @@ def test_tensor_parallel_servers_count_their_devices() -> None:
     assert (config.tp_size, config.allocation.num_devices, config.num_test_servers) == (2, 64, 4)
     text = problem_of("webgym_48_16", *layout, *test, "test_rollout.n_gpus=7")
     assert "test_rollout.n_gpus must be divisible by the rollout's t in allocation_mode (2)" in text
+    text = problem_of("webgym_48_16", *layout, *test, "test_rollout.n_gpus=0")
+    assert "test_rollout.n_gpus must be >= the rollout's t in allocation_mode (2), got 0" in text
+    plan = describe_plan(config)
+    assert "48 GPUs           devices 0-47, 24 servers of 2\n" in plan
+    assert "8 GPUs           devices 64-71, 4 servers of 2\n" in plan
     layout = (
         "allocation_mode=sglang[rollout]:d3t16+fsdp[actor]:d16",
         "cluster.n_inference_servers=3",

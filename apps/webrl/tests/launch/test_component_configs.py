@@ -85,6 +85,17 @@ def test_ranks_and_servers_have_variables_of_their_own_beside_those_of_the_run()
     )
 
 
+def test_an_evaluation_by_itself_has_the_devices_and_the_browser_nodes_of_a_run() -> None:
+    layout = ["allocation_mode=sglang[rollout]:d24t2+fsdp[actor]:d16"]
+    changes = [*layout, "cluster.n_inference_servers=24", "env.node_label=browsers=true"]
+    config = load_config("webgym_48_16", changes).config
+    server, worker = component_configs.evaluation_role_specs(config, 96.0)
+    assert (server.gpus_per_worker, server.cpus_per_worker, server.node_label) == (2.0, 1.0, "")
+    assert (worker.gpus_per_worker, worker.node_label) == (0.0, "browsers=true")
+    server, _ = component_configs.evaluation_role_specs(load_config("laptop").config, 1.0)
+    assert (server.gpus_per_worker, server.cpus_per_worker) == (0.0, 0.5)
+
+
 def test_the_program_of_the_servers_can_be_named_apart_from_the_layout() -> None:
     changes = ["inference.backend=sglang", "inference.sglang_args=--log-level 'very quiet'"]
     config = load_config("laptop", changes).config

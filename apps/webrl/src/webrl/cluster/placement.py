@@ -154,7 +154,8 @@ def check_fragments(
     if places is None:
         raise PreflightError(
             _shortfall(roles, nodes, "the cluster's", "although the totals fit")
-            + " Give the nodes CPUs to match their GPUs, or ask for fewer workers."
+            + " Give the nodes CPUs to match their GPUs, ask for fewer workers, or lower "
+            "env.cpus_per_slot."
         )
     return places
 

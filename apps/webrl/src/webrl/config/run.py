@@ -213,6 +213,11 @@ def _device_problems(config: WebRLConfig, allocation: Allocation) -> list[Proble
             f"cluster.n_gpus_per_node = {config.cluster.n_gpus_per_node}. Lower t."
         )
         return [Problem(key="allocation_mode", message=message)]
+    if config.tp_size > 1 and config.num_test_servers and not test:
+        # Ray hands out parts of one device only, so no two servers can share several.
+        rule = f">= the rollout's t in allocation_mode ({config.tp_size})"
+        remedy = "A tensor parallel server shares its GPUs with no other."
+        return [breach("test_rollout.n_gpus", rule, test, remedy)]
     needed = allocation.num_devices + test
     if needed <= available:
         return []

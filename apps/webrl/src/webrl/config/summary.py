@@ -125,7 +125,13 @@ def _role_lines(config: WebRLConfig) -> list[str]:
         for name, backend, count, devices in rows
     ]
     if config.tp_size > 1:
-        lines[0] += f", {config.allocation.role('rollout').dims.d} servers of {config.tp_size}"
+        counts = {
+            "rollout": allocation.role("rollout").dims.d,
+            "test-rollout": config.num_test_servers,
+        }
+        for index, (name, *_) in enumerate(rows):
+            if name in counts:
+                lines[index] += f", {_servers_text(counts[name])} of {config.tp_size}"
     room = f" of {config.cluster.num_gpus} in the cluster" if config.cluster.num_gpus else ""
     lines.append(f"  total         {'':<9} {total:>4} {_plural(unit, total)}{room}")
     env = config.env
@@ -133,6 +139,10 @@ def _role_lines(config: WebRLConfig) -> list[str]:
         f"  rollout workers {env.num_workers} x {env.slots_per_worker} slots = {env.num_slots}"
     )
     return lines
+
+
+def _servers_text(count: int) -> str:
+    return f"{count} {_plural('server', count)}"
 
 
 def _plural(unit: str, count: int) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 import ray
 
 from webrl.cluster.network import network_of
-from webrl.cluster.placement import RoleSpec
 from webrl.cluster.ray_cluster import ray_cluster
 from webrl.cluster.scheduler import ProcessOptions, RayScheduler, call_worker
 from webrl.config import WebRLConfig
@@ -43,26 +42,12 @@ def evaluate_checkpoint(
         return asyncio.run(signals.run(_evaluate(config, resolved, num_seeds, log_dir)))
 
 
-def _roles(config: WebRLConfig) -> list[RoleSpec]:
-    """Return one server and one worker, on half of the cluster's CPUs each, up to one."""
-    cpus = min(1.0, ray.cluster_resources().get("CPU", 1.0) / 2)
-    gpus = 1.0 if config.cluster.num_gpus else 0.0
-    return [
-        RoleSpec(
-            name=component_configs.TEST_ROLLOUT,
-            num_workers=1,
-            cpus_per_worker=cpus,
-            gpus_per_worker=gpus,
-        ),
-        RoleSpec(name=component_configs.TEST_WORKER, num_workers=1, cpus_per_worker=cpus),
-    ]
-
-
 async def _evaluate(
     config: WebRLConfig, checkpoint: PolicyCheckpoint, num_seeds: int, log_dir: Path
 ) -> EvaluationResult:
     async with AsyncExitStack() as stack:
-        scheduler = RayScheduler(_roles(config), log_dir)
+        num_cpus = ray.cluster_resources().get("CPU", 1.0)
+        scheduler = RayScheduler(component_configs.evaluation_role_specs(config, num_cpus), log_dir)
         stack.callback(scheduler.shutdown)
         spec = component_configs.server_spec(
             config, str(checkpoint.path), network_of(scheduler.node_ids)

@@ -97,6 +97,25 @@ def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
     ]
 
 
+def evaluation_role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
+    """Return one server and one worker for `webrl eval`, on half of the CPUs each, up to one."""
+    cpus = min(1.0, num_cpus / 2)
+    return [
+        RoleSpec(
+            name=TEST_ROLLOUT,
+            num_workers=1,
+            cpus_per_worker=cpus,
+            gpus_per_worker=float(config.tp_size) if config.cluster.num_gpus else 0.0,
+        ),
+        RoleSpec(
+            name=TEST_WORKER,
+            num_workers=1,
+            cpus_per_worker=cpus,
+            node_label=config.env.node_label or "",
+        ),
+    ]
+
+
 def staleness_config(config: WebRLConfig) -> StalenessConfig:
     """Return the pacing bounds."""
     return StalenessConfig(

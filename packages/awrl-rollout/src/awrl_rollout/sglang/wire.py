@@ -268,10 +268,14 @@ def checksums_from_reply(reply: Reply) -> WeightChecksums:
             f"checksums must be listed by rank, got {reply.body[:200]!r}. Check the server."
         ) from error
     if not ranks:
-        raise ServerUnavailableError("checksums must be those of a rank, got none. Check the server.")
+        raise ServerUnavailableError(
+            "checksums must be those of a rank, got none. Check the server."
+        )
     names = {name: None for rank in ranks for name in rank.checksums}
     return WeightChecksums(
-        by_name={name: _joined([rank.checksums.get(name, "-") for rank in ranks]) for name in names},
+        by_name={
+            name: _joined([rank.checksums.get(name, "-") for rank in ranks]) for name in names
+        },
         total=_joined([rank.per_gpu_checksum for rank in ranks]),
     )
 
