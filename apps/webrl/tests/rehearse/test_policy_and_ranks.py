@@ -29,6 +29,7 @@ from webrl.actions import InvalidAction, parse_action
 from webrl.embedded.parity import as_base64, page_png
 from webrl.policy import PolicyProcessor
 from webrl.rehearse.engine import UPDATE_S_VARIABLE, RehearsedEngine
+from webrl.rehearse.fork_server import forking
 from webrl.rehearse.manifest import manifest_of, scaled_bucket_bytes, true_manifest
 from webrl.rehearse.policy import write_policy
 from webrl.servers.server_process import find_free_port
@@ -144,19 +145,25 @@ def test_an_update_fetches_every_image_steps_as_a_true_one_and_moves_every_weigh
     assert rank.version() == 1
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> Generator[dict[str, str]]:
+    with forking() as environment:
+        yield environment
+
+
 @pytest.fixture
-def server(policy: Path, tmp_path: Path) -> Generator[str]:
+def server(policy: Path, tmp_path: Path, fork_server: dict[str, str]) -> Generator[str]:
     port = find_free_port("127.0.0.1")
     command = [sys.executable, "-m", "webrl.rehearse.server", "--model-path", str(policy)]
     command += ["--port", str(port), "--dtype", "bfloat16", "--end-with-stdin"]
-    command += ["--token-s", "0.001", "--prefill-s", "0"]
+    command += ["--token-s", "0.001", "--prefill-s", "0", "--tp-size", "2"]
     with (tmp_path / "server.log").open("wb") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **fork_server},
         )
     yield f"http://127.0.0.1:{port}"
     process.terminate()
@@ -174,7 +181,7 @@ def test_a_rank_publishes_to_a_server_in_the_true_number_of_buckets_and_both_way
     async def publish(client: SGLangClient, snapshots: SnapshotWriter | None) -> None:
         version = rank.update(rows(8)).version
         limits = PublisherConfig(num_verified_tensors=1000, snapshots=snapshots)
-        receiver = SGLangReceiver("rollout/0", client)
+        receiver = SGLangReceiver("rollout/0", client, num_ranks=2)
         publisher = WeightPublisher(LocalSource(sender), [receiver], limits)
         report = await publisher.publish(version)
         await publisher.aclose()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from webrl.embedded.command import HELP, Serve, run_server
+from webrl.rehearse.fork_server import fork_instead
 from webrl.rehearse.server_config import RehearsedServerConfig
 
 _HELP = {
@@ -24,6 +25,7 @@ _HELP = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a server until it is told to end; return the exit code."""
+    fork_instead("webrl.rehearse.server", sys.argv[1:] if arguments is None else arguments)
     return run_server(
         arguments,
         prog="python -m webrl.rehearse.server",
