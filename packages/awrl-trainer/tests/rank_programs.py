@@ -450,6 +450,39 @@ def resume(directory: Path) -> Any:
 
 
 @program
+def offloaded_state(directory: Path) -> Any:
+    """The same updates, a skipped one among them; then each goes on from the other's checkpoint."""
+    root = directory / f"offloaded_{dist.get_world_size()}"
+    kept = ActorConfig(
+        optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.1, schedule="linear", num_total_steps=20),
+        token_budget=30,
+        num_mini_batches=2,
+        frozen_modules=("blocks.0",),
+    )
+    optimizer = replace(kept.optimizer, is_state_offloaded=True)
+    configs = (kept, replace(kept, optimizer=optimizer))
+    actors = [FSDPActor(TinyPolicy(), config, collate=collate_text) for config in configs]
+    metrics: list[list[dict[str, float]]] = [[], []]
+    paths: list[Path] = []
+    for index, actor in enumerate(actors):
+        for step in range(3):
+            metrics[index].append(actor.update(make_rows(6, seed=step, version=step)).metrics)
+        if actor.rank == 0:  # the other rank's gradients are whole: all skip
+            weight: Any = actor.policy.get_parameter("model.lm_head.weight")
+            weight.grad = torch.full_like(weight, float("nan"))
+        for parameter in actor.policy.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        assert actor.optimizer.step().is_skipped
+        paths.append(actor.save(root / str(index)))
+    for index, actor in enumerate(actors):
+        actor.load(paths[1 - index])
+        metrics[index].append(actor.update(make_rows(6, seed=7, version=3)).metrics)
+    fingerprints = [actor.sender.fingerprint() for actor in actors]
+    return metrics, fingerprints, [full_weights(actor.policy) for actor in actors]
+
+
+@program
 def checkpoints_that_fail_on_one_rank(directory: Path) -> Any:
     """Each rank is last in turn to meet what fails; the next save and load are whole."""
     root = directory / f"failing_{dist.get_world_size()}"

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig
+from awrl_trainer import ActorConfig, FSDPActor, LossConfig, OptimizerConfig, collate_text
 from awrl_trainer.optimizer import SteppedOptimizer, learning_rate
+from awrl_trainer.testing import TinyPolicy
 from torch import nn
 
 
@@ -48,6 +51,31 @@ def test_a_norm_that_is_not_finite_leaves_weights_state_and_rate() -> None:
     assert optimizer.num_steps == 0
     assert optimizer.inner.state_dict()["state"] == {}
     assert module.weight.grad is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_offloaded_averages_wait_in_pinned_memory_and_change_no_bit(
+    tmp_path: Path, programs: ModuleType
+) -> None:
+    actors: list[FSDPActor] = []
+    for is_offloaded in (False, True):
+        optimizer = OptimizerConfig(lr=1e-2, weight_decay=0.1, is_state_offloaded=is_offloaded)
+        config = ActorConfig(optimizer=optimizer)
+        actors.append(FSDPActor(TinyPolicy(), config, collate=collate_text, device="cuda"))
+    rows = [programs.make_rows(4, seed=step, version=step) for step in range(3)]
+    for actor in actors:
+        for step in range(2):
+            actor.update(rows[step])
+        actor.save(tmp_path / str(actor is actors[0]))
+    weight = actors[1].policy.get_parameter("model.lm_head.weight")
+    for name in ("exp_avg", "exp_avg_sq"):
+        value: Any = actors[1].optimizer.inner.state[weight][name]
+        assert value.to_local().is_pinned()
+    for actor in actors:
+        actor.load(tmp_path / str(actor is actors[1]) / "version_2")
+        actor.update(rows[2])
+    assert actors[0].sender.fingerprint() == actors[1].sender.fingerprint()
 
 
 @pytest.mark.parametrize(

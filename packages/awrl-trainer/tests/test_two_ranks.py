@@ -156,6 +156,20 @@ def test_resume_restores_the_version_and_repeats_the_next_step_bit_for_bit(
             assert torch.equal(value, resumed_weights[name]), name
 
 
+def test_optimizer_state_on_the_host_changes_no_bit_and_loads_both_ways(
+    on_two_ranks: OnTwoRanks,
+) -> None:
+    for metrics, fingerprints, weights in on_two_ranks("offloaded_state"):
+        kept, offloaded = (
+            [{k: v for k, v in step.items() if not k.startswith("time/")} for step in steps]
+            for steps in metrics
+        )
+        assert kept == offloaded
+        assert len(kept) == 4
+        assert fingerprints[0] == fingerprints[1]
+        assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
 def test_a_checkpoint_that_fails_on_one_rank_fails_alike_on_all(on_two_ranks: OnTwoRanks) -> None:
     mine, theirs = on_two_ranks("checkpoints_that_fail_on_one_rank")
     assert mine == theirs

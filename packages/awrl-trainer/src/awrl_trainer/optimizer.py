@@ -4,18 +4,20 @@ Invariants:
 
 * A step is taken by every rank or by none: the gradient norm is that of the whole model, the same
   number everywhere, and a non-finite one leaves parameters and optimizer state as they are.
+* Where AdamW's averages wait in host memory, updates are bit for bit those without.
 * The learning rate is a function of the number of steps taken, so nothing else needs saving.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim.adamw import adamw
 
 from awrl_trainer.config import OptimizerConfig
 
@@ -43,6 +45,70 @@ def learning_rate(config: OptimizerConfig, step: int) -> float:
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
 
 
+class _HostAdamW(torch.optim.AdamW):
+    """AdamW whose averages lie in host memory, and on the device for one parameter at a time.
+
+    FSDP2's own offload policy moves weights and gradients too and updates on the CPU: weights would
+    have to come back for every forward pass and every publish.
+    """
+
+    def zero_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return averages as before the first step, in memory from where copies need not wait."""
+        value = parameter.detach()
+        is_pinned = value.device.type == "cuda"
+
+        def zeros() -> Tensor:
+            return torch.zeros_like(value, device="cpu", pin_memory=is_pinned)
+
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=value.device),
+            "exp_avg": zeros(),
+            "exp_avg_sq": zeros(),
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update every parameter that has a gradient."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, group)
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()  # whoever reads averages finds the new ones
+
+    def _step_one(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state.update(self.zero_state(parameter))
+        assert parameter.grad is not None
+        weight, gradient = _local(parameter.detach()), _local(parameter.grad)
+        waiting = [_local(state[name]) for name in ("exp_avg", "exp_avg_sq")]
+        averages = [value.to(weight.device, non_blocking=True) for value in waiting]
+        adamw(
+            [weight],
+            [gradient],
+            averages[:1],
+            averages[1:],
+            [],
+            [state["step"]],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        for value, new in zip(waiting, averages, strict=True):
+            value.copy_(new, non_blocking=True)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 class SteppedOptimizer:
     """AdamW or SGD with a schedule by step count, clipping, and the agreed skip.
 
@@ -64,7 +130,8 @@ class SteppedOptimizer:
         ]
         groups = [entry for entry in groups if entry["params"]]
         if config.kind == "adamw":
-            self.inner: torch.optim.Optimizer = torch.optim.AdamW(
+            kind = _HostAdamW if config.is_state_offloaded else torch.optim.AdamW
+            self.inner: torch.optim.Optimizer = kind(
                 groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True
             )
         else:
@@ -75,6 +142,8 @@ class SteppedOptimizer:
         """Return a new state of a parameter as before its first step; empty where it has none."""
         if self.config.kind != "adamw" or not parameter.requires_grad:
             return {}
+        if isinstance(self.inner, _HostAdamW):
+            return self.inner.zero_state(parameter)
         return {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter.detach()),

@@ -342,6 +342,9 @@ class OptimizerSection(Section):
     """Floor of a falling schedule, as a share of `lr`."""
     max_grad_norm: Annotated[Positive, "Typical value: 1.0."] = 1.0
     """Global gradient norm above which gradients are scaled down."""
+    offload: bool = False
+    """Keep AdamW's moments in host memory: 8 bytes less of a GPU for each trained weight of a rank, at
+    the price of moving them there and back in each optimizer step; updates are the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -305,6 +305,7 @@ def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProce
                 num_total_steps=num_steps,
                 min_lr_ratio=optimizer.min_lr_ratio,
                 max_grad_norm=optimizer.max_grad_norm,
+                is_state_offloaded=optimizer.offload,
             ),
             loss=loss_config(config, processor.masked_token_ids),
             token_budget=actor.max_tokens_per_mb,
