@@ -155,20 +155,20 @@ def kept_bytes(limit: int) -> int:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_ten_thousand_trajectories_leave_the_actors_as_they_were(make_array: MakeArray) -> None:
+def test_thousands_of_trajectories_leave_the_actors_as_they_were(make_array: MakeArray) -> None:
     store = get_or_create_pixel_store("long-lived")
     handle: Any = ray.get_actor(actor_name("long-lived", 0), namespace=NAMESPACE)
     shard: Any = ray.get(handle.__ray_call__.remote(lambda actor: os.getpid()))
-    image = make_array(0, (60, 80, 3))
+    image = make_array(0, (120, 160, 3))
     resident = resident_bytes_after_settling(MIB)
-    asyncio.run(live_all(store, range(0, 2000, 125), image))
+    asyncio.run(live_all(store, range(0, 1000, 125), image))
     before, kept = private_bytes(shard), kept_bytes(0)
-    asyncio.run(live_all(store, range(2000, 10_000, 500), image))
+    asyncio.run(live_all(store, range(1000, 4000, 375), image))
     after = private_bytes(shard)
     statistics = store.statistics()
-    assert statistics.num_puts == 20_000
+    assert statistics.num_puts == 8000
     assert statistics.num_entries == statistics.num_bytes == statistics.num_trajectories == 0
-    # One image kept for each trajectory would be 110 MiB.
+    # One image kept for each trajectory would be 165 MiB.
     assert after - before < 8 * MIB
     assert kept_bytes(kept + 4 * MIB) < kept + 4 * MIB
     assert resident_bytes_after_settling(resident + MIB) <= resident + MIB

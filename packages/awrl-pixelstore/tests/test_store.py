@@ -326,19 +326,19 @@ def test_sixteen_creators_get_one_store_that_outlives_their_handles(cluster: Non
 
 
 def test_memory_of_a_cleared_store_is_used_again(make_array: MakeArray) -> None:
-    store = get_or_create_pixel_store("clear", config=PixelStoreConfig(max_bytes=1100 * MB))
+    store = get_or_create_pixel_store("clear", config=PixelStoreConfig(max_bytes=400 * MB))
     shard = process_of("clear")
     peaks: list[int] = []
     image = make_array(0, (1000, 1000, 5))
     for _ in range(2):
-        for number in range(200):
+        for number in range(60):
             image[0, 0, :2] = divmod(number, 256)
             store.put(image, trajectory_id=f"t{number % 10}")
         peaks.append(private_bytes(shard))
-        assert store.statistics().num_bytes == 200 * image.nbytes
+        assert store.statistics().num_bytes == 60 * image.nbytes
         store.release(*(f"t{number}" for number in range(10)))
         assert store.statistics().num_entries == store.statistics().num_bytes == 0
-    assert peaks[1] - peaks[0] < 50 * MB
+    assert peaks[1] - peaks[0] < 50 * MB  # of 300 MB
     assert private_bytes(shard) < peaks[0] / 2
     store.close()
 

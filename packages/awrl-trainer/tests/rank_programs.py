@@ -266,14 +266,15 @@ def one_rank_fails(_: Path) -> Any:
         actor.update(make_rows(6, length=9, version=actor.version))
         results.append((name, error, rises))
 
+    # Each finding is one rank's in an update, and the other's in a computation of log-probs.
+    for number, (name, change) in enumerate(WRONG_ROWS.items()):
+        for rank, method in enumerate((actor.update, actor.logprobs), start=number):
+            rows = make_rows(6, length=9, version=actor.version)
+            is_mine = dist.get_rank() == rank % dist.get_world_size()
+            attempt(f"{method.__name__}: {name}", method, change(rows) if is_mine else rows)
     for rank in range(dist.get_world_size()):
-        is_mine = dist.get_rank() == rank
-        for name, change in WRONG_ROWS.items():
-            for method in (actor.update, actor.logprobs):
-                rows = make_rows(6, length=9, version=actor.version)
-                attempt(f"{method.__name__}: {name}", method, change(rows) if is_mine else rows)
         for index, error in enumerate([*COLLATE_ERRORS, *COLLATE_ERRORS[:2]]):
-            failing[:] = [error] if is_mine else []
+            failing[:] = [error] if dist.get_rank() == rank else []
             num_left[0] = index
             rows = make_rows(6, length=9, version=actor.version)
             attempt(f"collate: {error!r} at call {index}", actor.update, rows)
