@@ -93,7 +93,8 @@ def actor_step(args: argparse.Namespace, model: Any, rows: list[TrainRow], input
     actor = FSDPActor(
         model,
         ActorConfig(
-            optimizer=OptimizerConfig(lr=1e-6),
+            optimizer=OptimizerConfig(lr=1e-6, is_state_offloaded=args.offload),
+            frozen_modules=tuple(args.frozen),
             loss=LossConfig(masked_token_ids=(151655, 151656)),
             token_budget=args.tokens,
             row_layout="packed" if args.variant == "actor_packed" else "padded",
@@ -195,6 +196,8 @@ def run_case(args: argparse.Namespace) -> dict[str, Any]:
         "kind": args.kind[0],
         "variant": args.variant,
         "num_parameters": num_parameters,
+        "is_offloaded": args.offload,
+        "frozen": args.frozen,
         "tokens": tokens,
         "trainable_tokens": sum(row.num_trainable_tokens for row in rows),
         "micro_batches": args.micro_batches,
@@ -215,7 +218,8 @@ def spawn_case(args: argparse.Namespace, shape: str, kind: str, variant: str) ->
     command = [sys.executable, __file__, "--case", "--shape", shape, "--kind", kind]
     command += ["--variant", variant, "--tokens", str(args.tokens), "--steps", str(args.steps)]
     command += ["--trainable", str(args.trainable), "--device", args.device]
-    command += ["--micro-batches", str(args.micro_batches)]
+    command += ["--micro-batches", str(args.micro_batches), "--frozen", *args.frozen]
+    command += ["--offload"] if args.offload else []
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=args.case_limit_s, check=False
@@ -240,6 +244,8 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=4, help="of an optimizer step")
     parser.add_argument("--trainable", type=int, default=256, help="trainable tokens of a row")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--offload", action="store_true", help="AdamW's averages in host memory")
+    parser.add_argument("--frozen", nargs="*", default=[], help="prefixes such as model.visual")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--case-limit-s", type=float, default=180.0)
     parser.add_argument("--json", type=Path)
