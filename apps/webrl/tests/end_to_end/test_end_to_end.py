@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from awrl_trainer import latest_complete_checkpoint
-from chaos import KINDS, Injection, examine, inject_faults
+from webrl.rehearse.injection import Injection, inject_faults, train_command
+from webrl.rehearse.targets import KINDS
+from webrl.rehearse.verdict import examine
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.browser, pytest.mark.timeout(1200)]
 
@@ -135,7 +137,9 @@ def test_whatever_is_killed_the_run_goes_on_and_an_interrupt_leaves_no_process(
     injections = [
         Injection(kind=kind, num_versions=3, kills_all=kind == "rollout worker") for kind in KINDS
     ]
-    outcome = asyncio.run(inject_faults(arguments, run_dir, injections, rng=random.Random(0)))
+    outcome = asyncio.run(
+        inject_faults(train_command(arguments, run_dir), injections, rng=random.Random(0))
+    )
     assert not outcome.problems
     assert [fault.kind for fault in outcome.faults] == list(KINDS)
     assert "worker-0 died; restart 1 of" in outcome.text

@@ -12,7 +12,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from webrl.cli import compare, configs, doctor, evaluate, policy, simulate, tasks, train
+from webrl.cli import (
+    compare,
+    configs,
+    doctor,
+    evaluate,
+    policy,
+    rehearse,
+    simulate,
+    tasks,
+    train,
+)
 from webrl.cli.command import CommandParser, plain_console, with_json_places
 from webrl.errors import WebRLError
 
@@ -29,7 +39,7 @@ in it, and start each worker through `uv run`; on this machine the workers share
 RAY_AUTH_MODE = "RAY_AUTH_MODE"
 """Read when Ray is imported too: a local cluster answers only who knows its token."""
 
-_COMMANDS = (train, evaluate, compare, simulate, tasks, configs, policy, doctor)
+_COMMANDS = (train, evaluate, compare, simulate, rehearse, tasks, configs, policy, doctor)
 
 
 def build_parser() -> CommandParser:

@@ -17,10 +17,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-
-from chaos.injection import ChaosOutcome, Injection, inject_faults
-from chaos.targets import KINDS
-from chaos.verdict import RunVerdict, examine
+from webrl.rehearse.injection import ChaosOutcome, Injection, inject_faults, train_command
+from webrl.rehearse.targets import KINDS
+from webrl.rehearse.verdict import RunVerdict, examine
 
 _SETTINGS = (
     "total_steps=1000000",
@@ -100,8 +99,7 @@ def main(words: list[str]) -> int:
     ]
     outcome = asyncio.run(
         inject_faults(
-            arguments,
-            run_dir,
+            train_command(arguments, run_dir),
             random_injections(rng, options.seconds),
             rng=rng,
             show=console.print,

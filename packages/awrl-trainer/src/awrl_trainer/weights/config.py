@@ -82,7 +82,16 @@ class PublishReport:
 
     def as_metrics(self) -> dict[str, float]:
         """Return the parts by metric name."""
-        parts = ("handshake", "pause", "gather", "broadcast", "switch", "resume", "window")
+        parts = (
+            "handshake",
+            "pause",
+            "gather",
+            "broadcast",
+            "switch",
+            "verify",
+            "resume",
+            "window",
+        )
         metrics = {f"publish/{part}_s": float(getattr(self, f"{part}_s")) for part in parts}
         metrics["publish/num_bytes"] = float(self.num_bytes)
         metrics["publish/num_receivers"] = float(len(self.receivers))

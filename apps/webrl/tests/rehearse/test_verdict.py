@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import examine
 from webrl.config import load_config, to_toml
 from webrl.launch import component_configs
+from webrl.rehearse.verdict import examine
 from webrl.rollout.trajectory import EpisodeTask
 
 CONFIG = load_config("laptop", ["gconfig.n_samples=4", "rollout.consumer_batch_size=8"]).config

@@ -1,5 +1,7 @@
 """Starts a run, kills one of its processes after the other, and ends it with Ctrl-C.
 
+What is not a process of the run, such as a judge, is switched off and on again.
+
 Invariants:
     * the next fault is injected only once versions were trained after the one before, unless the
       injection asks not to wait;
@@ -11,24 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from chaos.targets import CONTROLLER, find_targets
+from webrl.rehearse.targets import CONTROLLER, KINDS, find_targets
 
 RECOVERY_DEADLINE_S = 300.0
 """A run that trains nothing for this long after a fault counts as stopped."""
 
 ORPHAN_DEADLINE_S = 30.0
 """Below a killed controller everything must end within this time."""
+
+DOWN_S = 15.0
+"""What is switched off is back after this time."""
 
 INTERRUPT_DEADLINE_S = 60.0
 """After Ctrl-C likewise."""
@@ -42,7 +48,7 @@ class Injection:
     """What to kill next, and when."""
 
     kind: str
-    """One of `KINDS`."""
+    """One of `CLUSTER_KINDS`, or the name of a switch."""
     delay_s: float = 0.0
     """Seconds from the moment that it may happen to the kill."""
     num_versions: int = 1
@@ -77,10 +83,33 @@ class ChaosOutcome:
     """All that the run printed."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCommand:
+    """How a run is started."""
+
+    start: Sequence[str]
+    """Command line that starts it."""
+    resume: Sequence[str]
+    """Command line that goes on after the controller's death."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Added to this process's environment."""
+    roots: Sequence[psutil.Process] = ()
+    """Processes below which others of the run are, such as a cluster's."""
+
+
+def train_command(arguments: Sequence[str], run_dir: Path) -> RunCommand:
+    """Return how `webrl train` is started with these arguments."""
+    train = (sys.executable, "-m", "webrl", "train")
+    return RunCommand(start=[*train, *arguments], resume=[*train, "--resume", str(run_dir)])
+
+
 class _TrainProcess:
     """The run's process of the moment."""
 
-    def __init__(self, outcome: ChaosOutcome, show: Callable[[str], None]) -> None:
+    def __init__(
+        self, command: RunCommand, outcome: ChaosOutcome, show: Callable[[str], None]
+    ) -> None:
+        self._command = command
         self._outcome = outcome
         self._show = show
         self._process: Process | None = None
@@ -91,10 +120,15 @@ class _TrainProcess:
         assert self._process is not None
         return self._process
 
-    async def start(self, arguments: Sequence[str]) -> None:
+    @property
+    def roots(self) -> list[psutil.Process]:
+        """The run's process, and what else its processes are below."""
+        return [psutil.Process(self.process.pid), *self._command.roots]
+
+    async def start(self, *, is_resumed: bool = False) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "webrl", "train", *arguments),
+            *(self._command.resume if is_resumed else self._command.start),
+            env={**os.environ, **self._command.environment},
             stdout=PIPE,
             stderr=STDOUT,
             start_new_session=True,
@@ -130,32 +164,38 @@ class _TrainProcess:
 
 
 async def inject_faults(
-    arguments: Sequence[str],
-    run_dir: Path,
+    command: RunCommand,
     injections: Iterable[Injection],
     *,
     rng: random.Random,
     show: Callable[[str], None] = lambda line: None,
+    switches: Mapping[str, Callable[[float], None]] | None = None,
+    start_deadline_s: float = RECOVERY_DEADLINE_S,
 ) -> ChaosOutcome:
     """Train, inject faults, and end the run with Ctrl-C.
 
     Args:
-        arguments: Of `webrl train`, for the start.
-        run_dir: The run's folder, for going on after the controller's death.
+        command: Starts the run.
         injections: What to kill; asked for the next one when the one before is done.
         rng: Draws among the processes of a kind.
         show: Told what happens.
+        switches: What else can fail, by name: told for how many seconds from now on.
+        start_deadline_s: Limit from the start to the first trained version, in seconds, and from a fault
+            to the next one.
     """
     outcome = ChaosOutcome()
-    run = _TrainProcess(outcome, show)
-    await run.start(arguments)
+    run = _TrainProcess(command, outcome, show)
+    await run.start()
     try:
+        await _let_work(run, 1, start_deadline_s)
         for injection in injections:
-            await _let_work(run, injection.num_versions)
+            await _let_work(run, injection.num_versions, start_deadline_s)
             await run.read(num_versions=None, limit_s=injection.delay_s)
-            if await _inject(run, injection, rng, outcome, show):
-                await run.start(["--resume", str(run_dir)])
-        await _let_work(run, 3)
+            if injection.kind in (switches or {}):
+                await _switch(run, injection.kind, (switches or {})[injection.kind], outcome, show)
+            elif await _inject(run, injection, rng, outcome, show):
+                await run.start(is_resumed=True)
+        await _let_work(run, 3, start_deadline_s)
         await _interrupt(run, outcome)
     except (EOFError, psutil.NoSuchProcess):
         outcome.text += (await run.process.communicate())[0].decode()
@@ -168,15 +208,30 @@ async def inject_faults(
     return outcome
 
 
-async def _let_work(run: _TrainProcess, num_versions: int) -> None:
+async def _let_work(run: _TrainProcess, num_versions: int, deadline_s: float) -> None:
     """Wait for trained versions.
 
     Raises:
         EOFError: The run ended.
         TimeoutError: It trains nothing.
     """
-    if num_versions and not await run.read(num_versions=num_versions, limit_s=RECOVERY_DEADLINE_S):
-        raise TimeoutError(f"no version was trained within {RECOVERY_DEADLINE_S:g} s")
+    if num_versions and not await run.read(num_versions=num_versions, limit_s=deadline_s):
+        raise TimeoutError(f"no version was trained within {deadline_s:g} s")
+
+
+async def _switch(
+    run: _TrainProcess,
+    name: str,
+    go_down: Callable[[float], None],
+    outcome: ChaosOutcome,
+    show: Callable[[str], None],
+) -> None:
+    """Let something be down for a while."""
+    at_s = time.monotonic() - run.started_s
+    outcome.faults.append(InjectedFault(kind=name, at_s=at_s))
+    show(f"{at_s:6.1f} s  {name} is down for {DOWN_S:g} s")
+    go_down(DOWN_S)
+    await run.read(num_versions=None, limit_s=DOWN_S)
 
 
 async def _inject(
@@ -187,14 +242,14 @@ async def _inject(
     show: Callable[[str], None],
 ) -> bool:
     """Kill; return whether the controller is gone and the run has to be resumed."""
-    controller = psutil.Process(run.process.pid)
-    targets = find_targets(controller, injection.kind)
+    roots = run.roots
+    targets = find_targets(roots, injection.kind)
     if not targets:
         show(f"no {injection.kind} lives at this moment")
         return False
     if not injection.kills_all:
         targets = [rng.choice(targets)]
-    below = controller.children(recursive=True) if injection.kind == CONTROLLER else []
+    below = _whole_run(roots) if injection.kind == CONTROLLER else []
     at_s = time.monotonic() - run.started_s
     outcome.faults.append(InjectedFault(kind=injection.kind, at_s=at_s))
     show(
@@ -216,7 +271,7 @@ async def _inject(
 
 
 async def _interrupt(run: _TrainProcess, outcome: ChaosOutcome) -> None:
-    below = psutil.Process(run.process.pid).children(recursive=True)
+    below = _whole_run(run.roots)
     run.process.send_signal(signal.SIGINT)
     with contextlib.suppress(EOFError):
         if not await run.read(num_versions=None, limit_s=INTERRUPT_DEADLINE_S):
@@ -226,6 +281,15 @@ async def _interrupt(run: _TrainProcess, outcome: ChaosOutcome) -> None:
     if code != 130:
         outcome.problems.append(f"Ctrl-C must end it with code 130, got {code}")
     await _expect_gone(below, ORPHAN_DEADLINE_S, "after Ctrl-C", outcome)
+
+
+def _whole_run(roots: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Return everything that must end with the run; a cluster that it joined stays."""
+    processes = roots[0].children(recursive=True)
+    for kind in KINDS:
+        if kind != CONTROLLER:
+            processes += find_targets(roots[1:], kind)
+    return processes
 
 
 async def _expect_gone(
