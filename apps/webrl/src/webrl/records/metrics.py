@@ -35,6 +35,7 @@ TOTALS = frozenset(
         "expired_episodes",
         "faulted_episodes",
         "refilled_episodes",
+        "restored_episodes",
     )
 )
 """Figures of the rollout that count from the start of the run."""

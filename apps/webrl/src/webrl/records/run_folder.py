@@ -3,8 +3,8 @@
 Invariants:
     * a resume continues from a checkpoint that is whole: progress and task order are stored inside
       of the trainer's own checkpoint, so they can't be of another moment;
-    * after a resume nothing is running and nothing is queued: groups that were handed out and not
-      trained on are handed out again;
+    * after a resume nothing is running: groups that were handed out and not trained on are handed
+      out again, but for those that had ended (`webrl.run.kept_groups`);
     * one process at a time runs in a folder.
 """
 
@@ -16,7 +16,7 @@ import os
 import shutil
 import socket
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,11 @@ class RunFolders:
     def policies(self) -> Path:
         """Return the folder of policy snapshots (evaluation, use elsewhere)."""
         return self.root / "checkpoints" / "policy"
+
+    @property
+    def groups(self) -> Path:
+        """Return the folder of finished groups that were not trained on yet (resume)."""
+        return self.root / "checkpoints" / "groups"
 
     def newest_checkpoint(self) -> Path:
         """Return the newest complete checkpoint.
@@ -178,7 +183,8 @@ def write_whole(path: Path, data: bytes) -> None:
         partial.write_bytes(data)
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it may be the very disk
+            partial.unlink()
         raise PreflightError(
             f"{str(path)!r} must be writable, got: {error.strerror}. Free space, or set run_dir."
         ) from error

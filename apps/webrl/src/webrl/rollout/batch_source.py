@@ -76,6 +76,7 @@ class GroupFilter:
     Args:
         stream: Notified of every group that is over.
         on_group: Given the members of each complete group, before it is judged.
+        on_accepted: Given those of each group that carries a gradient.
         most_useless: Groups in a row without a gradient after which there is no hope of a batch;
             None never gives up.
         on_hopeless: Called then, once.
@@ -86,9 +87,11 @@ class GroupFilter:
         stream: GroupStream,
         on_group: Callable[[Sequence[EpisodeRecord]], None] = lambda records: None,
         *,
+        on_accepted: Callable[[Sequence[EpisodeRecord]], None] = lambda records: None,
         most_useless: int | None = None,
         on_hopeless: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_accepted = on_accepted
         self._stream = stream
         self._on_group = on_group
         self._most_useless = most_useless
@@ -116,11 +119,16 @@ class GroupFilter:
         self._last.append((verdict, _task_of(records)))
         if verdict == "useful":
             self._num_useless = 0
+            self._on_accepted(records)
             return None
         self._num_useless += 1
         if self._num_useless == self._most_useless:
             self._on_hopeless()
         return "zero_variance"
+
+    def count_restored(self, num_episodes: int) -> None:
+        """Count episodes that ended well before a resume, and after what it goes on from."""
+        self.num_episodes += num_episodes
 
     def describe(self) -> str:
         """Return what the last groups were."""

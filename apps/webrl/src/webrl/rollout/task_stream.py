@@ -8,7 +8,8 @@ Invariants:
       epoch has to leave out, the next ones make up for;
     * training seeds and held-out seeds never meet; a task whose seed changes nothing comes once an
       epoch;
-    * a group that was admitted and not consumed before a save is handed out again after a resume.
+    * a group that was admitted and not consumed before a save is handed out again after a resume,
+      or held, where what it ended with was kept.
 """
 
 from __future__ import annotations
@@ -151,6 +152,19 @@ class TaskStream:
             )
             for member in range(self._group_size)
         ]
+
+    def is_due(self, index: int) -> bool:
+        """Return whether group `index` will be handed out, for the first time or again."""
+        return index >= self._next_index or index in self._again
+
+    def hold(self, index: int) -> None:
+        """Note that a group that is due was run before the stream was restored, and waits."""
+        if index < self._next_index:
+            self._again.remove(index)
+        else:
+            self._again.extend(range(self._next_index, index))
+            self._next_index = index + 1
+        self._open.add(index)
 
     def finish(self, group_id: str) -> None:
         """Note that a group was consumed, rejected or dropped: it never comes again."""

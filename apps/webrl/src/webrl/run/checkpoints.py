@@ -22,6 +22,7 @@ from webrl.records.episodes import BatchLog, EpisodeLog, write_sample
 from webrl.records.lines import LineFile
 from webrl.records.run_folder import RunFolders, pack_state, unpack_state
 from webrl.rollout.task_stream import TaskStream
+from webrl.run.kept_groups import KeptGroups
 from webrl.training.ranks import TrainerRanks
 from webrl.training.rows import GroupMember, PreparedBatch
 from webrl.training.step_loop import Progress
@@ -37,6 +38,7 @@ class Recorder:
         stream: Task order, part of each checkpoint.
         ranks: Write and load checkpoints.
         pixels: Where the screenshots of samples are.
+        kept: Told of each checkpoint that is made.
         keep: Checkpoints that stay.
         save_every: Versions between two of them.
         save_every_s: Longest time without one while there are updates, in seconds; None for no limit.
@@ -50,6 +52,7 @@ class Recorder:
         stream: TaskStream,
         ranks: TrainerRanks,
         pixels: PixelStoreClient,
+        kept: KeptGroups,
         *,
         keep: int,
         save_every: int,
@@ -62,6 +65,8 @@ class Recorder:
         self._stream = stream
         self._ranks = ranks
         self._pixels = pixels
+        self.kept = kept
+        """Finished groups, for a resume."""
         self._keep = keep
         self._save_every = save_every
         self._save_every_s = save_every_s
@@ -151,6 +156,7 @@ class Recorder:
             return
         await self.write_snapshot()
         state = pack_state(progress, self._stream)
+        self.kept.note_save(progress.version)
         await self._ranks.save(self._folders.state, keep=self._keep, extra=state)
         self._note_saved(progress)
 

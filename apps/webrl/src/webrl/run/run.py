@@ -48,6 +48,7 @@ from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.worker import CallbackTarget, RolloutWorker
 from webrl.run.checkpoints import Recorder
 from webrl.run.first_policy import ensure_policy
+from webrl.run.kept_groups import KeptGroups
 from webrl.run.server_recovery import ServerRecovery
 from webrl.run.supervisor import Supervisor, WorkerPlan
 from webrl.run.weight_updates import connect_weights
@@ -167,13 +168,14 @@ class Run:
             )
             num_before = progress.num_finished_episodes
             group_filter = GroupFilter(
-                stream,
+                recorder.kept,
                 recorder.note_group,
+                on_accepted=(lambda _: None) if config.is_synchronous else recorder.kept.keep,
                 most_useless=config.rollout.max_useless_groups,
                 on_hopeless=self._stop.set,
             )
             supervisor, rollouts = await self._start_rollouts(
-                system, stack, recovery, stream, group_filter, version=progress.version
+                system, stack, recovery, recorder.kept, group_filter, progress
             )
             trainer = self._trainer_of(system, rollouts, ranks, recovery, recorder, progress)
             evaluation = await self._start_evaluation(system, stack, recorder)
@@ -242,6 +244,7 @@ class Run:
             stream,
             ranks,
             system.pixels,
+            KeptGroups(self._folders.groups, stream, system.pixels),
             keep=self._config.checkpoint.keep,
             save_every=self._config.checkpoint.save_every,
             save_every_s=self._config.checkpoint.save_every_s,
@@ -283,10 +286,12 @@ class Run:
         try:
             async with UnwrappedTaskGroup() as group:
                 watch = group.create_task(supervisor.watch(self._controller))
+                group.create_task(recorder.kept.keep_writing())
                 await keep_stepping(
                     trainer, is_over=lambda: self._is_over(trainer.progress), after_step=after_step
                 )
                 watch.cancel()
+                recorder.kept.close()
         finally:
             if timer is not None:
                 timer.cancel()
@@ -333,10 +338,9 @@ class Run:
         system: System,
         stack: AsyncExitStack,
         recovery: ServerRecovery,
-        stream: TaskStream,
+        kept: KeptGroups,
         group_filter: GroupFilter,
-        *,
-        version: int,
+        progress: Progress,
     ) -> tuple[Supervisor, RolloutSource]:
         """Start the rollout workers, and the controller where they are everlasting."""
         config = self._config
@@ -345,26 +349,27 @@ class Run:
         if config.is_synchronous:
             rounds = SynchronousRollouts(
                 [RayRoundPool(handle, BATCH_DEADLINE_S) for handle in supervisor.handles],
-                stream,
+                kept,
                 group_filter,
                 group_size=config.gconfig.n_samples,
                 breaker=FaultBreaker(max_share=limits.max_fault_share, window=limits.fault_window),
-                version=version,
+                version=progress.version,
             )
             return supervisor, rounds
-        self._controller = await stack.enter_async_context(
-            RolloutController(
-                supervisor.workers.values(),
-                StalenessManager(component_configs.staleness_config(config), version=version),
-                source=stream.next_group,
-                config=limits,
-                accept_group=group_filter.accept,
-                on_discarded=group_filter.discarded,
-                on_group_dropped=group_filter.group_dropped,
-                extra_bounds=supervisor.extra_bounds,
-                on_worker_lost=supervisor.note_lost,
-            )
+        controller = RolloutController(
+            supervisor.workers.values(),
+            StalenessManager(component_configs.staleness_config(config), version=progress.version),
+            source=kept.next_group,
+            config=limits,
+            accept_group=group_filter.accept,
+            on_discarded=group_filter.discarded,
+            on_group_dropped=group_filter.group_dropped,
+            extra_bounds=supervisor.extra_bounds,
+            on_worker_lost=supervisor.note_lost,
         )
+        if count := await kept.restore(progress, controller, group_filter.count_restored):
+            self._view.note(f"{count} finished episodes need not run again")
+        self._controller = await stack.enter_async_context(controller)
         return supervisor, EverlastingRollouts(self._controller, supervisor.workers, group_filter)
 
     async def _start_workers(
