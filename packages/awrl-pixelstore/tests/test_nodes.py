@@ -103,6 +103,22 @@ def test_every_node_has_a_shard_and_puts_to_it(nodes: list[str], make_array: Mak
     store.close()
 
 
+def test_shards_go_to_the_nodes_that_are_named_in_turn(nodes: list[str]) -> None:
+    here = ray.get_runtime_context().get_node_id()
+    there = next(node for node in nodes if node != here)
+    config = PixelStoreConfig(max_bytes=10**6, call_timeout_s=LIMIT_S)
+    store = get_or_create_pixel_store(
+        "named", num_shards=2, node_ids=[there, there], config=config, timeout_s=LIMIT_S
+    )
+    assert store.spec.layout == (there, there)
+    assert {node_of_shard("named", shard) for shard in range(2)} == {there}
+    store.close()
+    with pytest.raises(ValueError, match="node_ids must be living nodes, got unknown"):
+        get_or_create_pixel_store("gone", node_ids=["unknown", here])
+    with pytest.raises(ValueError, match="node_ids must be living nodes, got none at all"):
+        get_or_create_pixel_store("gone", node_ids=[])
+
+
 @pytest.mark.parametrize("astray", [0, 1])
 def test_a_shard_that_the_scheduler_put_elsewhere_is_moved_before_it_holds_anything(
     nodes: list[str], make_array: MakeArray, astray: int

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -18,10 +20,17 @@ from ray.cluster_utils import Cluster
 from webrl.cluster import placement
 from webrl.cluster.placement import RoleSpec, release_layout, setup_mixed_layout
 from webrl.cluster.scheduler import ProcessOptions, RayScheduler
+from webrl.config import load_config
 from webrl.errors import PreflightError
+from webrl.launch.component_configs import role_specs
 
 NUM_NODES = 9
 GPUS_PER_NODE = 8
+CPUS_PER_NODE = 40
+TENSOR_PARALLEL = (
+    "allocation_mode=sglang[rollout]:d24t2+fsdp[actor]:d16",
+    "cluster.n_inference_servers=24",
+)
 
 
 def gpu_role(name: str, count: int, shares: str | None = None) -> RoleSpec:
@@ -35,8 +44,8 @@ def gpu_role(name: str, count: int, shares: str | None = None) -> RoleSpec:
 
 
 def thick_role(name: str, count: int) -> RoleSpec:
-    """2 CPUs and a GPU a worker, with 16 CPUs a node: 2.2 of them leave room for 7 of 8."""
-    return RoleSpec(name=name, num_workers=count, cpus_per_worker=2.2, gpus_per_worker=1.0)
+    """5 CPUs and a GPU a worker, with 40 CPUs a node: 5.5 of them leave room for 7 of 8."""
+    return RoleSpec(name=name, num_workers=count, cpus_per_worker=5.5, gpus_per_worker=1.0)
 
 
 def busy_refusal() -> str:
@@ -66,10 +75,9 @@ def published_layout() -> dict[str, object]:
     }
 
 
-def with_workers() -> dict[str, list[int]]:
-    """Every CPU of the nine nodes taken: 64 devices, and 80 workers with browsers."""
-    workers = RoleSpec(name="rollout-worker", num_workers=80, cpus_per_worker=1.0, is_spread=True)
-    placements = setup_mixed_layout([workers, gpu_role("rollout", 48), gpu_role("actor", 16)])
+def counts_of(roles: list[RoleSpec]) -> dict[str, list[int]]:
+    """How many workers of each role the nodes hold that hold any."""
+    placements = setup_mixed_layout(roles, gpus_per_node=GPUS_PER_NODE)
     counts = {
         name: sorted(Counter(placement.node_of_rank).values())
         for name, placement in placements.items()
@@ -78,11 +86,33 @@ def with_workers() -> dict[str, list[int]]:
     return counts
 
 
+def configured(*changes: str) -> list[RoleSpec]:
+    """The roles of the published configuration, with its test rollout, on these nodes."""
+    config = load_config(
+        "webgym_48_16", ["cluster.n_nodes=9", "test_rollout.enabled=true", *changes]
+    ).config
+    return role_specs(config, ray.cluster_resources()["CPU"])
+
+
+def devices_of_servers() -> list[str]:
+    """The devices that each of two tensor parallel servers of one node sees."""
+    scheduler = RayScheduler([replace(gpu_role("rollout", 2), gpus_per_worker=2.0)])
+    workers = [
+        scheduler.create_worker("rollout", rank, ProcessOptions(), Echo) for rank in range(2)
+    ]
+    seen = ray.get([worker.actor.devices.remote() for worker in workers])
+    scheduler.shutdown()
+    return seen
+
+
 class Echo:
     """A worker of a run."""
 
     def answer(self) -> int:
         return 1
+
+    def devices(self) -> str:
+        return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 class Other(Echo):
@@ -117,10 +147,11 @@ def refusal(roles: list[RoleSpec]) -> str:
 def main() -> None:
     cluster = Cluster()
     try:
-        for _ in range(NUM_NODES):
+        for index in range(NUM_NODES):
             cluster.add_node(
-                num_cpus=16,
+                num_cpus=CPUS_PER_NODE,
                 num_gpus=GPUS_PER_NODE,
+                labels={"browsers": "true"} if index == NUM_NODES - 1 else {},
                 object_store_memory=80 << 20,
                 include_dashboard=False,
                 include_log_monitor=False,
@@ -128,7 +159,14 @@ def main() -> None:
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         found = {
             "published": published_layout(),
-            "workers": with_workers(),
+            "configured": counts_of(configured()),
+            "labelled": counts_of(
+                configured("env.node_label=browsers=true", "env.cpus_per_slot=0.02")
+            ),
+            "too_many": refusal(configured("env.node_label=browsers=true")),
+            "unlabelled": refusal(configured("env.node_label=browsers=false")),
+            "tensor_parallel": counts_of(configured(*TENSOR_PARALLEL)),
+            "devices": devices_of_servers(),
             "remembered": remembered_calls(),
             "infeasible": refusal([gpu_role("rollout", 64), gpu_role("actor", 16)]),
             "fragmented": refusal([thick_role("rollout", 48), thick_role("actor", 16)]),

@@ -51,7 +51,7 @@ def test_a_layout_that_can_not_fit_is_refused_at_once(layouts: dict[str, Any]) -
 
 def test_bundles_that_fit_no_node_whole_are_refused_at_once(layouts: dict[str, Any]) -> None:
     text = layouts["fragmented"]
-    assert "role 'actor' asks for 16 bundles of 2.2 CPU + 1 GPU, and 15 fit whole" in text
+    assert "role 'actor' asks for 16 bundles of 5.5 CPU + 1 GPU, and 15 fit whole" in text
 
 
 def test_devices_that_others_hold_are_counted(layouts: dict[str, Any]) -> None:
@@ -60,11 +60,35 @@ def test_devices_that_others_hold_are_counted(layouts: dict[str, Any]) -> None:
     assert "Other work held its devices for 5 s." in text
 
 
-def test_browsers_leave_servers_and_ranks_their_cpus(layouts: dict[str, Any]) -> None:
-    found = layouts["workers"]
-    assert (found["rollout"], found["actor"]) == ([8] * 6, [8] * 2)
-    assert sum(found["rollout-worker"]) == 80
-    assert found["rollout-worker"] == [8] * 8 + [16]
+def test_the_published_configuration_is_laid_out_with_all_its_workers(
+    layouts: dict[str, Any],
+) -> None:
+    found = layouts["configured"]
+    assert found["rollout"] == [8] * 6
+    assert (found["actor"], found["test-rollout"]) == ([8, 8], [8])
+    # One node has the worker of the test rollout, of 24 CPUs.
+    assert found["test-worker"] == [1]
+    assert found["rollout-worker"] == [5] * 8
+
+
+def test_browsers_go_to_the_labelled_node_alone(layouts: dict[str, Any]) -> None:
+    found = layouts["labelled"]
+    assert (found["rollout-worker"], found["test-worker"]) == ([40], [1])
+    assert found["rollout"] == [8] * 6
+    assert "env.node_label must be the label of a node" in layouts["unlabelled"]
+    assert "role 'rollout-worker' asks for 40 bundles of 4 CPU, and 8 fit" in layouts["too_many"]
+    assert "or lower env.cpus_per_slot" in layouts["too_many"]
+
+
+@pytest.mark.requirement("placement-group-per-role")
+def test_a_tensor_parallel_server_sees_devices_of_its_own_on_one_node(
+    layouts: dict[str, Any],
+) -> None:
+    found = layouts["tensor_parallel"]
+    assert (found["rollout"], found["actor"], found["test-rollout"]) == ([4] * 6, [8, 8], [4])
+    devices = [text.split(",") for text in layouts["devices"]]
+    assert [len(each) for each in devices] == [2, 2]
+    assert len({device for each in devices for device in each}) == 4
 
 
 def test_the_head_remembers_no_call_of_a_worker(layouts: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from webrl.cluster.placement import (
     check_node_count,
 )
 from webrl.cluster.ray_cluster import NodeResources
+from webrl.config import load_config
 from webrl.errors import PreflightError
+from webrl.launch.component_configs import role_specs
 
 
 def node(
@@ -57,6 +60,20 @@ def test_workers_leave_the_cpus_that_servers_and_ranks_need_and_are_spread(cpus:
     assert sorted(Counter(places["rollout"] + places["actor"]).values()) == [8] * 8
 
 
+@pytest.mark.parametrize("cpus", [96.0, 40.0])
+def test_the_published_configuration_and_its_test_rollout_overload_no_node(cpus: float) -> None:
+    changes = ["cluster.n_nodes=9", "test_rollout.enabled=true"]
+    roles = role_specs(load_config("webgym_48_16", changes).config, 9 * cpus)
+    nodes = [node(f"n{index}", cpus=cpus) for index in range(9)]
+    places = check_fragments(roles, nodes)
+    taken: Counter[str] = Counter()
+    for each in roles:
+        for place in places[each.name]:
+            taken[place] += round(100 * each.cpus_per_worker)
+    assert max(taken.values()) <= 100 * cpus
+    assert max(Counter(places["rollout-worker"]).values()) == 5
+
+
 @settings(deadline=None, max_examples=150)
 @given(
     sizes=st.lists(
@@ -66,6 +83,7 @@ def test_workers_leave_the_cpus_that_servers_and_ranks_need_and_are_spread(cpus:
     ),
     gpu_roles=st.lists(st.tuples(st.integers(1, 4), st.sampled_from([0.5, 1.0, 2.2])), max_size=2),
     num_workers=st.integers(0, 6),
+    num_thick=st.integers(0, 2),
     is_spread=st.booleans(),
     label=st.sampled_from(["", "browsers=true"]),
     seed=st.randoms(use_true_random=False),
@@ -74,6 +92,7 @@ def test_what_can_be_placed_passes_whatever_the_order_of_nodes_and_roles(
     sizes: list[tuple[int, float, bool]],
     gpu_roles: list[tuple[int, float]],
     num_workers: int,
+    num_thick: int,
     is_spread: bool,
     label: str,
     seed: Any,
@@ -95,6 +114,8 @@ def test_what_can_be_placed_passes_whatever_the_order_of_nodes_and_roles(
             node_label=label,
         )
         roles.append(worker)
+        thick = replace(worker, name="t", num_workers=num_thick, cpus_per_worker=2.5)
+        roles += [thick] if num_thick else []
 
     def places() -> dict[str, list[str]] | None:
         try:

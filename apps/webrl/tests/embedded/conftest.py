@@ -150,11 +150,35 @@ def embedded_server(
         process.wait(10)
 
 
-@pytest.fixture
-def two_member_server(policy_path: Path, tmp_path: Path) -> Iterator[str]:
-    """Address of an embedded server that stands for one of two devices."""
-    with embedded_server(policy_path, tmp_path, "--tp-size", "2") as url:
-        yield url
+@pytest.fixture(
+    params=["embedded", pytest.param("sglang", marks=[pytest.mark.sglang, NEEDS_SGLANG])]
+)
+def two_device_server(
+    request: pytest.FixtureRequest, policy_path: Path, tmp_path: Path
+) -> Iterator[ServerUnderTest]:
+    """A tensor parallel server of size 2: an embedded one that stands for one, then a real SGLang."""
+    is_embedded = request.param == "embedded"
+    if is_embedded:
+        with embedded_server(policy_path, tmp_path, "--tp-size", "2") as url:
+            yield ServerUnderTest(
+                url=url, model_path=policy_path, dtype=torch.float32, is_embedded=True
+            )
+        return
+    spec = ServerSpec(
+        backend="sglang",
+        model_path=str(policy_path),
+        tp_size=2,
+        start_timeout_s=START_S,
+        extra_args=("--dtype", "float32"),
+    )
+    supervisor = InferenceServer(spec, 0, "two-devices", str(tmp_path))
+    try:
+        url = asyncio.run(supervisor.start())
+        yield ServerUnderTest(
+            url=url, model_path=policy_path, dtype=torch.float32, is_embedded=False
+        )
+    finally:
+        supervisor.stop()
 
 
 @pytest.fixture(scope="session")

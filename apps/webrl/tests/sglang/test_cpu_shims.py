@@ -83,6 +83,11 @@ def test_the_shims_let_kernels_load_and_operators_be_looked_up_in_the_servers_pr
     environment = dict(build_cpu_shims(tmp_path / "shims"))
     assert dict(os.environ) == before
     assert environment["SGLANG_USE_CPU_ENGINE"] == "1"
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in environment
+    of_two = build_cpu_shims(tmp_path / "shims", tp_size=2)["SGLANG_CPU_OMP_THREADS_BIND"]
+    cores = [int(core) for part in of_two.split("|") for core in part.split(",")]
+    assert of_two.count("|") == 1
+    assert set(cores) <= os.sched_getaffinity(0)
     library = installed / "sgl_kernel" / "deep" / "common_ops.so"
     code = "import ctypes, torch; print(ctypes.CDLL('libcuda.so.1').cuCtxCreate_v2())\n"
     code += f"ctypes.CDLL({str(library)!r}, mode=1)\n"

@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import ray
@@ -68,6 +68,7 @@ def get_or_create_pixel_store(
     run_id: str,
     *,
     num_shards: int | None = None,
+    node_ids: Sequence[str] | None = None,
     config: PixelStoreConfig | None = None,
     timeout_s: float = 60.0,
     sleep: Callable[[float], None] = time.sleep,
@@ -78,13 +79,16 @@ def get_or_create_pixel_store(
 
     Args:
         run_id: Name of the run; stores of different names never meet.
-        num_shards: Actors; None makes one for each living node. Ignored when the store exists.
+        num_shards: Actors; None makes one for each node. Ignored when the store exists.
+        node_ids: Ray nodes that get the shards in turn, best those that put; None takes all living
+            ones, this one first. Ignored when the store exists.
         config: None takes that of an existing store, else the defaults.
         timeout_s: Limit of the whole call.
         sleep: Pauses between attempts.
 
     Raises:
-        ValueError: A bad `run_id`, `num_shards` or `timeout_s`, or the store exists with another config.
+        ValueError: A bad `run_id`, `num_shards`, `node_ids` or `timeout_s`, or the store exists with
+            another config.
         PixelStoreUnavailable: Ray is not initialized, the actors did not answer in time, or their
             disk tier can't be used.
     """
@@ -94,7 +98,7 @@ def get_or_create_pixel_store(
         require_positive("num_shards", num_shards, "Leave it out for one per node.")
     if not ray.is_initialized():
         raise PixelStoreUnavailable("no Ray in this process; call ray.init() first")
-    wanted = StoreSpec(run_id, config or PixelStoreConfig(), _layout(num_shards))
+    wanted = StoreSpec(run_id, config or PixelStoreConfig(), _layout(num_shards, node_ids))
     deadline = time.monotonic() + timeout_s
     while (spec := _try_to_join(wanted, deadline)) is None:
         if time.monotonic() >= deadline:
@@ -170,9 +174,17 @@ def _beyond(spec: StoreSpec) -> Iterator[ActorHandle[ShardActor]]:
             yield ray.get_actor(actor_name(spec.run_id, shard), namespace=NAMESPACE)
 
 
-def _layout(num_shards: int | None) -> tuple[str, ...]:
+def _layout(num_shards: int | None, node_ids: Sequence[str] | None) -> tuple[str, ...]:
     here = ray.get_runtime_context().get_node_id()
-    nodes = [here, *sorted(_living_nodes() - {here})]
+    living = _living_nodes()
+    if node_ids is None:
+        node_ids = [here, *sorted(living - {here})]
+    nodes = list(dict.fromkeys(node_ids))
+    if not nodes or not living.issuperset(nodes):
+        gone = ", ".join(sorted(set(nodes) - living)) or "none at all"
+        raise ValueError(
+            f"node_ids must be living nodes, got {gone}. Leave it out for all of them."
+        )
     count = len(nodes) if num_shards is None else num_shards
     return tuple(nodes[shard % len(nodes)] for shard in range(count))
 

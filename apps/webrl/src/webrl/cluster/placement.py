@@ -199,12 +199,13 @@ def _spread(
 ) -> None:
     """Give the bundles of roles that are to be spread the freest nodes, where all of them fit so."""
     free = [cpus for _, cpus, _ in rooms]
+    spread = [role for role in own if role.is_spread and not bundle_of[role.name][0]]
     for role in own:
-        for index in held[role.name] if not role.is_spread else ():
+        for index in held[role.name] if role not in spread else ():
             free[index] -= bundle_of[role.name][1]
-    for role in own:
-        if not role.is_spread or bundle_of[role.name][0]:
-            continue
+    found: dict[str, list[int]] = {}
+    # The thickest bundles first: thin ones still fit into what those leave.
+    for role in sorted(spread, key=lambda role: -bundle_of[role.name][1]):
         needed, places = bundle_of[role.name][1], list[int]()
         allowed = [index for index, room in enumerate(rooms) if role.node_label in room[2]]
         for _ in range(role.num_workers):
@@ -213,7 +214,8 @@ def _spread(
                 return
             free[index] -= needed
             places.append(index)
-        held[role.name] = sorted(places)
+        found[role.name] = sorted(places)
+    held.update(found)
 
 
 def _fill(

@@ -101,6 +101,10 @@ class RayScheduler:
         placements = self._placements.values()
         return frozenset(node for placement in placements for node in placement.node_of_rank)
 
+    def nodes_of(self, role: str) -> tuple[str, ...]:
+        """Return the nodes that hold a worker of a role, in the order of its ranks."""
+        return tuple(dict.fromkeys(self._placements[role].node_of_rank))
+
     def num_workers(self, role: str) -> int:
         """Return how many workers a role has."""
         return self._roles[role].num_workers

@@ -511,7 +511,8 @@ class PixelStoreSection(Section):
     """Where screenshots wait between browser and trainer."""
 
     num_shards: Annotated[Count, "Use 1 on one machine."] = 1
-    """Actors that hold the screenshots."""
+    """Actors that hold the screenshots, in turn on the nodes with rollout workers, which put to one
+    of their own node."""
     max_bytes: Annotated[int, Meta(ge=1 << 20), "Give a mebibyte at least."] = 1 << 30
     """Memory budget over all shards, in bytes; its fullness holds back new episodes."""
     disk_dir: str | None = None

@@ -228,13 +228,7 @@ async def launch(
         scheduler = _scheduler(config, log_dir)
         stack.callback(scheduler.shutdown)
         network = network_of(scheduler.node_ids)
-        pixels = await asyncio.to_thread(
-            get_or_create_pixel_store,
-            run_id,
-            num_shards=config.pixelstore.num_shards,
-            config=component_configs.pixelstore_config(config),
-            timeout_s=deadline_s,
-        )
+        pixels = await asyncio.to_thread(_pixel_store, config, scheduler, run_id)
         stack.push_async_callback(_quietly, pixels.aclose)
         system = System(
             scheduler=scheduler,
@@ -262,6 +256,17 @@ async def launch(
         system.clients = [network.client(url) for url in system.server_urls]
         stack.push_async_callback(_close_clients, system)
         yield system
+
+
+def _pixel_store(config: WebRLConfig, scheduler: RayScheduler, run_id: str) -> PixelStoreClient:
+    """Return the run's store, its shards on the nodes that put to it."""
+    return get_or_create_pixel_store(
+        run_id,
+        num_shards=config.pixelstore.num_shards,
+        node_ids=scheduler.nodes_of(component_configs.WORKER),
+        config=component_configs.pixelstore_config(config),
+        timeout_s=config.scheduler.startup_timeout_s,
+    )
 
 
 def _scheduler(config: WebRLConfig, log_dir: Path) -> RayScheduler:

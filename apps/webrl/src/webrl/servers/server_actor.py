@@ -151,7 +151,9 @@ class InferenceServer:
         environment = spec.environment
         if not has_gpu_driver():
             arguments += CPU_ARGUMENTS
-            environment |= build_cpu_shims(self._log_path.parent / "sglang-cpu")
+            environment |= build_cpu_shims(
+                self._log_path.parent / "sglang-cpu", tp_size=spec.tp_size
+            )
         command = sglang_command(spec.model_path, host, port, seed=seed, extra_args=arguments)
         return command, environment
 

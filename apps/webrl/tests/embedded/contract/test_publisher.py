@@ -96,17 +96,30 @@ def test_a_published_policy_samples_as_the_trainer_s(
 
 
 def test_each_device_of_a_tensor_parallel_server_is_a_member(
-    policy_path: Path, two_member_server: str
+    two_device_server: ServerUnderTest,
 ) -> None:
-    actor = actor_of(load_policy(policy_path, torch.float32))
+    torch.set_num_threads(1)
+    reference = load_policy(two_device_server.model_path, torch.float32).requires_grad_(False)
+    processor = PolicyProcessor.from_pretrained(two_device_server.model_path)
+    page = page_png(78)
+    request = page_request(processor, [page])
+    perturb(reference)
+    actor = actor_of(reference)
 
     async def scenario() -> None:
-        async with SGLangClient(two_member_server) as client:
+        async with SGLangClient(two_device_server.url) as client:
+            before = await client.weights.checksums()
             report = await publish(actor, client, 3, num_ranks=2)
             assert report.receivers == ("rollout/0",)
             assert report.unverified is None
+            assert (await client.weights.checksums()).total != before.total
+            after = await client.generate(request)
+            assert set(after.versions) == {3}
+        with torch.no_grad():
+            difference = largest_difference(reference, processor, request, [page], after)
+        assert difference < two_device_server.tolerance
 
-    run_bounded(scenario, deadline_s=120)
+    run_bounded(scenario, deadline_s=180)
 
 
 def test_one_corrupted_weight_is_noticed(

@@ -66,11 +66,12 @@ def has_gpu_driver() -> bool:
     return True
 
 
-def build_cpu_shims(folder: Path) -> Mapping[str, str]:
+def build_cpu_shims(folder: Path, *, tp_size: int = 1) -> Mapping[str, str]:
     """Write the shims and return what the server's environment gets.
 
     Args:
         folder: Receives the files; several servers may share it.
+        tp_size: Tensor-parallel size of the server.
 
     Raises:
         ServerStartError: SGLang is not installed, or the machine has a driver or is of no known
@@ -100,6 +101,22 @@ def build_cpu_shims(folder: Path) -> Mapping[str, str]:
         "SGLANG_USE_CPU_ENGINE": "1",
         "LD_LIBRARY_PATH": _prepended(folder, "LD_LIBRARY_PATH"),
         "PYTHONPATH": _prepended(folder, "PYTHONPATH"),
+        **(_several_ranks(folder, tp_size) if tp_size > 1 else {}),
+    }
+
+
+def _several_ranks(folder: Path, tp_size: int) -> Mapping[str, str]:
+    """Return what tensor parallel ranks need: SGLang wants a NUMA node for each, and NCCL, else."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // tp_size)
+    parts = [
+        ",".join(str(cores[(rank * share + index) % len(cores)]) for index in range(share))
+        for rank in range(tp_size)
+    ]
+    return {
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(parts),
+        # Not there: what can not be loaded is not used.
+        "SGLANG_NCCL_SO_PATH": str(folder / "libnccl.so"),
     }
 
 
