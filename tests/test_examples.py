@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-NUM_UPDATES = 5
+NUM_UPDATES = 3
 LINE = re.compile(
     r"version +(\d+)  success +(\d+)% of +(\d+)  staleness (\d+) to (\d+) of at most (\d+)"
     r" \((\d+) episodes span versions\)  pause +(\d+) ms  server's weights (\w{8})"

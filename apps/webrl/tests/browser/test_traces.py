@@ -108,7 +108,7 @@ def _action(generator: random.Random, task: Task, spots: list[list[float]]) -> A
 
 async def _play(session: BrowserSession, task: Task, generator: random.Random) -> None:
     await session.reset(task, generator.randrange(1000))
-    for _ in range(generator.choice([2, 4, 6])):
+    for _ in range(generator.choice([3, 5, 7])):
         spots = await session.evaluate(_SPOTS)
         assert isinstance(spots, list)
         if (await session.step(_action(generator, task, spots))).is_done:
@@ -134,10 +134,9 @@ def _is_alike(one: bytes, other: bytes) -> bool:
 async def _traces(
     used: BrowserSession, unused: BrowserSession, task: Task, generator: random.Random
 ) -> list[str]:
-    """Return what differs between a much used page and an untouched one."""
+    """Return what differs between a used page and an untouched one."""
     task = msgspec.structs.replace(task, max_steps=20)
-    for _ in range(2):
-        await _play(used, task, generator)
+    await _play(used, task, generator)
     fresh = msgspec.structs.replace(task, reset="new_context")
     seed = generator.randrange(1000)
     differing: set[str] = set()
