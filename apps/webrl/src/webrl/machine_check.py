@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import importlib.util
+import logging
 import netrc
 import os
 import platform
@@ -24,6 +25,9 @@ from urllib.parse import urlsplit
 from webrl.config import WebRLConfig, check_dataset_size
 from webrl.errors import PreflightError, TaskError
 from webrl.launch.run_tasks import test_tasks, train_tasks
+from webrl.memory_budget import find_shortages
+
+logger = logging.getLogger(__name__)
 
 VISION_CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
 """SGLang keeps vision features by image and no weight update clears them; 0 turns that off."""
@@ -299,6 +303,18 @@ def check_cluster(config: WebRLConfig) -> Check:
     return Check("cluster", count >= cluster.num_gpus, detail, fix)
 
 
+def check_memory(config: WebRLConfig) -> Check:
+    """Look whether a GPU holds what a rank keeps there; what is only likely too much is logged."""
+    certain, likely = find_shortages(config)
+    for text in likely:
+        logger.warning("%s", text)
+    fix = (
+        "Set actor.optimizer.offload, name a vision tower in actor.frozen_modules, use "
+        "actor.gradient_checkpointing, more ranks, or t in allocation_mode for servers."
+    )
+    return Check("memory", not certain, "; ".join(certain) or "enough", fix)
+
+
 def run_checks(config: WebRLConfig, *, is_resumed: bool) -> list[Check]:
     """Look at everything that a run of `config` needs before it starts.
 
@@ -312,6 +328,7 @@ def run_checks(config: WebRLConfig, *, is_resumed: bool) -> list[Check]:
         check_disk(run_dir, checkpoint_bytes(config) + LOG_BYTES),
         check_policy(config.policy.path),
         check_cluster(config),
+        check_memory(config),
         *_episode_checks(config),
     ]
     if config.inference.base_port:

@@ -108,6 +108,7 @@ ELSEWHERE = frozenset(
         "checkpoint.keep",
         "checkpoint.save_every",
         "checkpoint.save_every_s",
+        "cluster.gpu_memory_bytes",
         "cluster.n_nodes",
         "env.num_train_seeds",
         "env.slots_per_worker",
@@ -134,7 +135,7 @@ ELSEWHERE = frozenset(
     }
 )
 """Keys that act where a run is put together: their whole path is read there."""
-ASSEMBLY = ("launch/*.py", "run/*.py", "evaluation/*.py")
+ASSEMBLY = ("launch/*.py", "run/*.py", "evaluation/*.py", "memory_budget.py")
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from webrl.config import (
 )
 from webrl.errors import ConfigError, PreflightError
 from webrl.machine_check import check_enough_tasks, problem_text, run_checks
+from webrl.memory_budget import describe_memory
 
 CONFIG_FILE = "config.toml"
 """Name of the resolved configuration within a run's folder, as `RunFolders` has it."""
@@ -89,7 +90,7 @@ def _show(loaded: LoadedConfig, config: WebRLConfig, console: Console, *, is_res
     another machine may have (GPUs, SGLang, room, a browser) does not fail a plan.
     """
     console.print(to_toml(loaded.config))
-    for line in describe_plan(loaded.config).splitlines():
+    for line in (*describe_plan(loaded.config).splitlines(), "", *describe_memory(config)):
         console.print(f"# {line}".rstrip())
     failed = [check for check in run_checks(config, is_resumed=is_resumed) if not check.is_ok]
     if all(check.name != "tasks" for check in failed):
@@ -114,6 +115,7 @@ def _named(config: WebRLConfig) -> dict[str, object]:
     """Return what a configuration names and must exist wherever it runs, by the check's name."""
     return {
         "policy": config.policy.path,
+        "memory": config.cluster.gpu_memory_bytes,
         "tasks": config.tasks,
         "tracker": config.logging.tracker,
     }

@@ -108,6 +108,8 @@ class ClusterSection(Section):
     for browsers."""
     n_gpus_per_node: Annotated[Natural, "Use 0 for CPUs only."] = 0
     """GPUs that the run takes of each machine at most; 0 runs everything on CPUs."""
+    gpu_memory_bytes: Annotated[Count, "Leave it out for what is seen."] | None = None
+    """Memory of one GPU, for the budget before a start; what is seen on this machine when unset."""
 
     @property
     def num_gpus(self) -> int:
