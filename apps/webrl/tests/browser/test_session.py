@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
 import pytest
 from PIL import Image
+from shared_loop import SharedLoop
 from webrl.actions import Action, Answer, InvalidAction, LeftClick, Wait, parse_action, to_grid
 from webrl.browser import BrowserConfig, BrowserPool, BrowserSession, Observation, StepOutcome
 from webrl.tasks import Task, load_task, oracle
@@ -18,12 +18,21 @@ pytestmark = pytest.mark.browser
 _T = TypeVar("_T")
 
 
+_SHARED = SharedLoop(lambda: BrowserPool(BrowserConfig(num_slots=2)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_browsers() -> Iterator[None]:
+    yield
+    _SHARED.close()
+
+
 def _run(body: Callable[[BrowserPool, BrowserSession], Awaitable[_T]]) -> _T:
-    async def main() -> _T:
-        async with BrowserPool(BrowserConfig(num_slots=2)) as pool, await pool.session() as session:
+    async def main(pool: BrowserPool) -> _T:
+        async with await pool.session() as session:
             return await body(pool, session)
 
-    return asyncio.run(main())
+    return _SHARED.run(main)
 
 
 async def _oracle_click(session: BrowserSession, task: Task) -> Action:
