@@ -156,6 +156,7 @@ def test_resume_restores_the_version_and_repeats_the_next_step_bit_for_bit(
             assert torch.equal(value, resumed_weights[name]), name
 
 
+@pytest.mark.requirement("host-moments")
 def test_optimizer_state_on_the_host_changes_no_bit_and_loads_both_ways(
     on_two_ranks: OnTwoRanks,
 ) -> None:

@@ -80,6 +80,7 @@ def test_one_node_of_80_gb_cards_holds_an_8b_policy_only_with_its_settings(
     assert find_shortages(smaller)[0][0].startswith("a trainer rank needs 35.4 GB for weights 17.5")
 
 
+@pytest.mark.requirement("memory-budget")
 def test_a_dry_run_counts_memory_and_refuses_what_a_named_card_can_not_hold(
     policies: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
