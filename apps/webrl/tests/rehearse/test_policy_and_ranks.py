@@ -29,7 +29,7 @@ from webrl.actions import InvalidAction, parse_action
 from webrl.embedded.parity import as_base64, page_png
 from webrl.policy import PolicyProcessor
 from webrl.rehearse.engine import UPDATE_S_VARIABLE, RehearsedEngine
-from webrl.rehearse.fork_server import forking
+from webrl.rehearse.fork_server import ForkServer, forking
 from webrl.rehearse.manifest import manifest_of, scaled_bucket_bytes, true_manifest
 from webrl.rehearse.policy import write_policy
 from webrl.servers.server_process import find_free_port
@@ -90,7 +90,7 @@ def engine(
     monkeypatch.setenv(UPDATE_S_VARIABLE, "0")
     processor = PolicyProcessor.from_pretrained(policy)
     config = ActorConfig(
-        optimizer=OptimizerConfig(lr=1e-3),
+        optimizer=OptimizerConfig(lr=1e-12),
         loss=LossConfig(masked_token_ids=processor.masked_token_ids),
         num_mini_batches=2,
         num_epochs=3,
@@ -146,13 +146,13 @@ def test_an_update_fetches_every_image_steps_as_a_true_one_and_moves_every_weigh
 
 
 @pytest.fixture(scope="module")
-def fork_server() -> Generator[dict[str, str]]:
-    with forking() as environment:
-        yield environment
+def fork_server() -> Generator[ForkServer]:
+    with forking() as server:
+        yield server
 
 
 @pytest.fixture
-def server(policy: Path, tmp_path: Path, fork_server: dict[str, str]) -> Generator[str]:
+def server(policy: Path, tmp_path: Path, fork_server: ForkServer) -> Generator[str]:
     port = find_free_port("127.0.0.1")
     command = [sys.executable, "-m", "webrl.rehearse.server", "--model-path", str(policy)]
     command += ["--port", str(port), "--dtype", "bfloat16", "--end-with-stdin"]
@@ -163,7 +163,7 @@ def server(policy: Path, tmp_path: Path, fork_server: dict[str, str]) -> Generat
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={**os.environ, **fork_server},
+            env={**os.environ, **fork_server.environment},
         )
     yield f"http://127.0.0.1:{port}"
     process.terminate()

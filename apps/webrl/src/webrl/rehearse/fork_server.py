@@ -32,6 +32,7 @@ import threading
 import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,13 +63,23 @@ _ENDED = 1
 """Exit code of a process that an exception ended."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForkServer:
+    """A fork server that runs."""
+
+    pid: int
+    """Its process: that of every forked one's parent."""
+    environment: Mapping[str, str]
+    """Variables: a process that joins Ray with them has its workers forked, and so are servers without
+    a model that they start."""
+
+
 @contextmanager
-def forking() -> Generator[dict[str, str]]:
+def forking() -> Generator[ForkServer]:
     """Run a fork server for the block.
 
-    Yields:
-        Environment variables: a process that joins Ray with them has its workers forked, and so are
-        servers without a model that they start.
+    Raises:
+        PreflightError: It did not start.
     """
     with tempfile.TemporaryDirectory(prefix="webrl-") as folder:
         path = f"{folder}/fork"
@@ -85,7 +96,8 @@ def forking() -> Generator[dict[str, str]]:
                 raise PreflightError(
                     "the fork server must start, got its end. Its error stands above this one."
                 )
-            yield {SOCKET_VARIABLE: path, "RAY_RUNTIME_ENV_HOOK": f"{__name__}.run_forked"}
+            hook = {"RAY_RUNTIME_ENV_HOOK": f"{__name__}.run_forked"}
+            yield ForkServer(pid=process.pid, environment={SOCKET_VARIABLE: path, **hook})
         finally:
             process.stdin.close()
             process.stdout.close()

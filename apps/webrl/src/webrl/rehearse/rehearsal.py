@@ -20,6 +20,7 @@ from awrl_rollout import UnwrappedTaskGroup
 from webrl.config import WebRLConfig, to_toml
 from webrl.rehearse.cluster import DeclaredCluster, declared_cluster
 from webrl.rehearse.engine import UPDATE_S_VARIABLE
+from webrl.rehearse.fork_server import ForkServer, forking
 from webrl.rehearse.injection import ChaosOutcome, Injection, RunCommand, inject_faults
 from webrl.rehearse.judge import RehearsedJudge
 from webrl.rehearse.manifest import manifest_of, scaled_bucket_bytes, true_manifest
@@ -92,16 +93,19 @@ def rehearse(plan: RehearsalPlan, show: Callable[[str], None]) -> Rehearsal:
         f"starting a Ray cluster of {plan.num_nodes} nodes x {plan.num_cpus} CPUs, "
         f"{plan.num_gpus} GPUs (declared, not there)"
     )
-    with declared_cluster(
-        num_nodes=plan.num_nodes,
-        num_cpus=plan.num_cpus,
-        num_gpus=plan.num_gpus,
-        environment={UPDATE_S_VARIABLE: str(plan.update_s), "OMP_NUM_THREADS": "1"},
-    ) as cluster:
+    with (
+        forking() as forks,
+        declared_cluster(
+            num_nodes=plan.num_nodes,
+            num_cpus=plan.num_cpus,
+            num_gpus=plan.num_gpus,
+            environment={UPDATE_S_VARIABLE: str(plan.update_s), "OMP_NUM_THREADS": "1"},
+        ) as cluster,
+    ):
         show("placing the whole configuration")
         _place(plan, cluster, found)
         if plan.scale is not None:
-            asyncio.run(_run(plan, plan.scale, cluster, found, show))
+            asyncio.run(_run(plan, plan.scale, cluster, forks, found, show))
     return found
 
 
@@ -126,6 +130,7 @@ async def _run(
     plan: RehearsalPlan,
     scale: Scale,
     cluster: DeclaredCluster,
+    forks: ForkServer,
     found: Rehearsal,
     show: Callable[[str], None],
 ) -> None:
@@ -149,14 +154,7 @@ async def _run(
         file = plan.folder / "running.toml"
         write_running_config(plan.config, scale, surroundings, file)
         show(f"running {scale.describe(plan.config)}")
-        program = (sys.executable, "-W", "ignore", "-m", "webrl.rehearse.program")
-        command = RunCommand(
-            start=[*program, "train", str(file)],
-            resume=[*program, "resume", str(run_dir)],
-            environment={**cluster.environment, SERVER_ARGUMENTS: plan.server_arguments},
-            roots=[cluster.process],
-        )
-
+        command = _run_command(plan, cluster, forks, file, run_dir)
         watch = MemoryWatch(lambda: [psutil.Process()])
         async with UnwrappedTaskGroup() as group:
             looking = group.create_task(watch.keep_looking())
@@ -181,6 +179,22 @@ def _write_policy(plan: RehearsalPlan, policy: Path, found: Rehearsal) -> int:
     found.true_manifest, found.num_bytes = true, narrow.num_bytes
     found.num_buckets = true.num_buckets(wanted)
     return scaled_bucket_bytes(true, narrow, wanted)
+
+
+def _run_command(
+    plan: RehearsalPlan, cluster: DeclaredCluster, forks: ForkServer, file: Path, run_dir: Path
+) -> RunCommand:
+    program = (sys.executable, "-W", "ignore", "-m", "webrl.rehearse.program")
+    return RunCommand(
+        start=[*program, "train", str(file)],
+        resume=[*program, "resume", str(run_dir)],
+        environment={
+            **cluster.environment,
+            **forks.environment,
+            SERVER_ARGUMENTS: plan.server_arguments,
+        },
+        roots=[cluster.process, psutil.Process(forks.pid)],
+    )
 
 
 def _injections(plan: RehearsalPlan) -> Iterator[Injection]:

@@ -135,10 +135,10 @@ def _publish_lines(found: Rehearsal, steps: Sequence[Mapping[str, float]]) -> li
         if values:
             lines.append(f"  {name:<12}{statistics.median(values):>9.3f}{max(values):>9.3f}")
     receivers = Counter(int(step["publish/num_receivers"]) for step in published)
-    shown = ", ".join(f"{count} to {number}" for number, count in sorted(receivers.items()))
+    shown = ", ".join(f"{count} to {number} servers" for number, count in sorted(receivers.items()))
     calls = found.num_buckets * max(receivers)
     lines.append(
-        f"  {len(published)} publishes ({shown} servers), {calls} calls each at most, "
+        f"  {len(published)} publishes: {shown}; {calls} calls each at most, "
         f"{max(step['publish/num_bytes'] for step in published) / 1e6:.1f} MB"
     )
     return lines

@@ -16,11 +16,11 @@ import psutil
 from webrl.config import WebRLConfig, load_config, to_toml
 from webrl.errors import ConfigError, Problem
 
-SERVER_BYTES = 420 << 20
+SERVER_BYTES = 130 << 20
 """Memory of one server without a model and of its supervisor."""
-RANK_BYTES = 560 << 20
+RANK_BYTES = 220 << 20
 """Memory of one trainer rank with the narrow policy."""
-WORKER_BYTES = 620 << 20
+WORKER_BYTES = 420 << 20
 """Memory of one rollout worker and its Chromium with a few pages."""
 NODE_BYTES = 250 << 20
 """Memory of one node's own processes."""

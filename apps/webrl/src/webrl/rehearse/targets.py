@@ -12,6 +12,9 @@ CONTROLLER = "controller"
 NODE = "node"
 """A machine of the cluster: its raylet, and everything that runs under it."""
 
+_FORKED_SERVER = "rehearse.server"
+"""What the kernel calls a server that was forked off."""
+
 _SERVERS = ("webrl.embedded", "webrl.rehearse.server", "webrl.servers.sglang_main")
 
 
@@ -27,7 +30,8 @@ def _is_server(role: str) -> Callable[[psutil.Process], bool]:
     """Return whether a process is a server of a role: the log that it writes says so."""
 
     def is_server(process: psutil.Process) -> bool:
-        if not any(module in process.cmdline() for module in _SERVERS):
+        is_named = any(module in process.cmdline() for module in _SERVERS)
+        if not is_named and process.name() != _FORKED_SERVER:
             return False
         return any(f"/{role}-" in file.path for file in process.open_files())
 
@@ -77,8 +81,16 @@ def find_targets(roots: Sequence[psutil.Process], kind: str) -> list[psutil.Proc
     """
     if kind == CONTROLLER:
         return list(roots[:1])
-    found = list(_of_kind(roots, kind))
-    return sorted(found, key=lambda process: process.pid)
+    found = {process.pid: process for process in _of_kind(roots, kind)}
+    # Beside each server stands a small process of its own that ends with it.
+    return [found[pid] for pid in sorted(found) if _parent_of(found[pid]) not in found]
+
+
+def _parent_of(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return 0
 
 
 def _of_kind(roots: Sequence[psutil.Process], kind: str) -> Iterator[psutil.Process]:

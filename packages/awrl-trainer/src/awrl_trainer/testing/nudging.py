@@ -1,7 +1,8 @@
 """Updates without a forward or a backward pass, for rehearsals of everything around them.
 
 Invariant: rows, mini-batches, epochs, micro-batches, optimizer steps and collectives are those of a
-real update of the same rows; each step moves every weight a little, alike on every rank.
+real update of the same rows; each update changes every weight, alike on every rank, by so much
+that its bfloat16 is another one too.
 """
 
 from __future__ import annotations
@@ -17,11 +18,23 @@ from awrl_trainer.update import Tally, UpdateRunner
 from awrl_trainer.update_plan import MiniBatch
 
 _GRADIENT = 1e-3
-"""Of every weight; the optimizer's own moves follow from its sign."""
+"""Of every weight. What the optimizer makes of it may be too little to be seen in bfloat16."""
+
+_FACTOR, _SUMMAND = 1.02, 2**-6
+"""What an update makes of a weight: more than half a step of bfloat16, zeros included."""
 
 
 class NudgingRunner(UpdateRunner):
     """Runs updates in which nothing is computed."""
+
+    def run(self, rows: Sequence[TrainRow], version: int) -> dict[str, float]:
+        """Take the steps of an update, and change every weight."""
+        metrics = super().run(rows, version)
+        with torch.no_grad():
+            for parameter in self._policy.parameters():
+                if parameter.requires_grad:
+                    parameter.mul_(_FACTOR).add_(_SUMMAND)
+        return metrics
 
     def _proximal_pass(
         self, rows: Sequence[TrainRow], mini_batch: MiniBatch, tally: Tally
