@@ -309,6 +309,13 @@ class DiskTrouble:
             raise OSError(28, "No space left on device")
 
 
+def saved_in_background(actor: FSDPActor, root: Path) -> Path:
+    actor.start_save(root, keep=2)
+    report = actor.finish_save()
+    assert report is not None
+    return report.path
+
+
 @program
 def disk_of_one_rank_fails(directory: Path) -> Any:
     """At every file operation of a save and of a load, on either rank."""
@@ -326,7 +333,7 @@ def disk_of_one_rank_fails(directory: Path) -> Any:
                 if dist.get_rank() == rank:
                     trouble.begin(root, after)
                 try:
-                    _ = actor.save(root, keep=2) if what == "save" else actor.load(path)
+                    _ = saved_in_background(actor, root) if what == "save" else actor.load(path)
                     error = ""
                 except Exception as caught:  # noqa: BLE001 - what it is is what is tested
                     error = f"{type(caught).__name__}: {caught}"
@@ -441,7 +448,12 @@ def resume(directory: Path) -> Any:
     actor = FSDPActor(TinyPolicy(), config, collate=collate_text)
     for step in range(2):
         actor.update(make_rows(6, seed=step))
-    path = actor.save(root, extra={"cursor": 11})
+    actor.start_save(root, extra={"cursor": 11})
+    # Its collectives and those of the write run at the same time.
+    actor.logprobs(make_rows(6))
+    report = actor.finish_save()
+    assert report is not None
+    path = report.path
     other = FSDPActor(TinyPolicy(seed=5), config, collate=collate_text)
     extra = other.load(path)
     version = other.version

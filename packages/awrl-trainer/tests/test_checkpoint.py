@@ -100,6 +100,73 @@ def test_a_kill_between_any_two_writes_leaves_a_snapshot_to_load(
     assert None not in newest
 
 
+def test_a_save_in_the_background_holds_the_moment_it_was_started_at(
+    tmp_path: Path, programs: ModuleType
+) -> None:
+    actor = make_actor()
+    actor.update(programs.make_rows(2))
+    before = state_of(actor)
+    extra: dict[str, Any] = {"cursor": [1]}
+    assert actor.start_save(tmp_path, extra=extra) >= 0
+    extra["cursor"].append(2)
+    actor.update(programs.make_rows(3))
+    report = actor.finish_save()
+    assert report is not None
+    assert report.path == tmp_path / "version_1"
+    assert report.num_bytes > 0
+    assert actor.finish_save() is None
+    reader = make_actor()
+    assert reader.load(report.path) == {"cursor": [1]}
+    assert_equal(state_of(reader), before)
+    # What was staged when there was no optimizer state yet has no room for it.
+    fresh = make_actor()
+    fresh.start_save(tmp_path / "fresh")
+    fresh.update(programs.make_rows(2))
+    fresh.start_save(tmp_path / "fresh")
+    assert latest_complete_checkpoint(tmp_path / "fresh") is not None
+    report = fresh.finish_save()
+    assert report is not None
+    assert make_actor().load(report.path) == {}
+
+
+def test_a_kill_during_a_save_in_the_background_leaves_a_checkpoint_to_resume_from(
+    tmp_path: Path, programs: ModuleType, before_each_change: BeforeEachChange
+) -> None:
+    root, states = tmp_path / "root", tmp_path / "states"
+    actor = make_actor()
+    actor.save(root, extra={"cursor": 0})
+    states.mkdir()
+    with before_each_change(lambda: keep_state(root, states)):
+        actor.update(programs.make_rows(2))
+        actor.start_save(root, keep=1, extra={"cursor": 1})
+        actor.update(programs.make_rows(2))
+        actor.finish_save()
+    seen: set[tuple[int, int]] = set()
+    reader = make_actor()
+    for state in states.iterdir():
+        path = latest_complete_checkpoint(state)
+        assert path is not None, sorted(entry.name for entry in state.iterdir())
+        extra = reader.load(path)
+        seen.add((reader.version, extra["cursor"]))
+    assert len(list(states.iterdir())) > 10
+    assert seen == {(0, 0), (1, 1)}
+
+
+def test_a_save_in_the_background_that_fails_says_so_when_it_is_finished(tmp_path: Path) -> None:
+    actor = make_actor()
+    (tmp_path / "file").write_text("no folder")
+    actor.start_save(tmp_path / "file" / "below")
+    with pytest.raises(CheckpointError, match="must be writable below"):
+        actor.finish_save()
+    assert actor.finish_save() is None
+    with pytest.raises(TypeError):
+        actor.start_save(tmp_path, extra={"a": object()})
+    with pytest.raises(ValueError, match="keep must be"):
+        actor.start_save(tmp_path, keep=0)
+    actor.start_save(tmp_path / "good")
+    assert actor.finish_save() is not None
+
+
 def test_saving_the_same_version_twice_keeps_the_newer_extra(tmp_path: Path) -> None:
     actor = make_actor()
     for cursor in (1, 2):

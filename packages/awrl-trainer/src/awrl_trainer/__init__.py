@@ -10,6 +10,7 @@ from awrl_trainer.config import ActorConfig, LossConfig, OptimizerConfig
 from awrl_trainer.errors import BatchError, CheckpointError, PublishError
 from awrl_trainer.folders import incomplete_checkpoints, latest_complete_checkpoint, new_folder
 from awrl_trainer.rows import Batch, Collate, TrainRow
+from awrl_trainer.saving import SaveReport
 from awrl_trainer.update import UpdateResult, UpdateRunner
 from awrl_trainer.weights.config import PublisherConfig, PublishReport
 from awrl_trainer.weights.group import open_store
@@ -43,6 +44,7 @@ __all__ = [
     "SnapshotWriter",
     "TensorSpec",
     "TrainRow",
+    "SaveReport",
     "UpdateResult",
     "UpdateRunner",
     "WHOLE",

@@ -22,11 +22,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from awrl_trainer.checkpoint import load_checkpoint, save_checkpoint
+from awrl_trainer.checkpoint import load_checkpoint
 from awrl_trainer.config import ActorConfig
 from awrl_trainer.optimizer import SteppedOptimizer
 from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.rows import Collate, TrainRow
+from awrl_trainer.saving import CheckpointSaver, SaveReport
 from awrl_trainer.sharding import (
     WeightReader,
     data_parallel_mesh,
@@ -90,6 +91,12 @@ class FSDPActor:
         if config.loss.kl_coefficient and reference is not None:
             self.reference = self._shard(reference.requires_grad_(False), read_weight)
         self.optimizer = SteppedOptimizer(self.policy, config.optimizer)
+        self._saver = CheckpointSaver(
+            self.policy,
+            self.optimizer,
+            self.mesh.get_group(),
+            timeout_s=config.save_timeout_s,
+        )
         self._runner = runner(
             policy=self.policy,
             reference=self.reference,
@@ -182,15 +189,41 @@ class FSDPActor:
             TypeError: A value in `extra` that JSON can't hold.
             ValueError: `keep` is 0 or not a whole number.
         """
-        return save_checkpoint(
-            Path(root),
-            self.policy,
-            self.optimizer,
-            version=self._version,
-            extra=extra or {},
-            keep=keep,
-            group=self.mesh.get_group(),
-        )
+        report = self._saver.save(Path(root), version=self._version, extra=extra or {}, keep=keep)
+        return report.path
+
+    def start_save(
+        self, root: Path | str, *, keep: int | None = 3, extra: Mapping[str, Any] | None = None
+    ) -> float:
+        """Copy what `save` would write to host memory, and write it while training goes on.
+
+        Called on all ranks. The copy takes as much host memory as the rank's part of the checkpoint;
+        on a GPU it is pinned and stays. A save that is not finished is waited for.
+
+        Returns:
+            Seconds that it took until training could go on.
+
+        Raises:
+            TypeError: A value in `extra` that JSON can't hold.
+            ValueError: `keep` is 0 or not a whole number.
+        """
+        return self._saver.start(Path(root), version=self._version, extra=extra or {}, keep=keep)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the write that `start_save` began has come to its end on this rank."""
+        return self._saver.is_written
+
+    def finish_save(self) -> SaveReport | None:
+        """Wait for the write that `start_save` began; called on all ranks.
+
+        Returns:
+            Where it is and how long it took; None when none was started.
+
+        Raises:
+            CheckpointError: The disk refused a write on some rank; the previous checkpoints are whole.
+        """
+        return self._saver.finish()
 
     def load(self, path: Path | str) -> dict[str, Any]:
         """Load a complete checkpoint, on any number of ranks; called on all ranks.

@@ -10,6 +10,8 @@ Invariants:
 * Neither saving nor a load that is refused changes anything of the actor.
 * Weights must be the same in name and shape; optimizer state need not: a parameter without any, such
   as one that was frozen, starts at zero, and state of a parameter that is frozen now is left out.
+* What is written is one moment's, also while the actor goes on: a copy in host memory, written by a
+  thread over a group of its own (`CheckpointSaver`).
 * It can be loaded on another number of ranks; random states of ranks that did not exist then start
   from the seed.
 * What fails on one rank is raised on every rank.
@@ -40,7 +42,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from awrl_trainer.errors import CheckpointError
 from awrl_trainer.folders import (
-    check_keep,
     new_folder,
     remove_old,
     why_damaged,
@@ -87,6 +88,17 @@ class _Facts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointContent:
+    """What one rank writes: all of one moment."""
+
+    facts: _Facts
+    random: dict[str, Tensor]
+    """Random state of the rank."""
+    tensors: dict[str, Any]
+    """Weights and optimizer state by name in the checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
     """A checkpoint that fits, and room for its tensors."""
 
@@ -103,40 +115,44 @@ class _Found:
     """Parameters with optimizer state there and none here."""
 
 
-def save_checkpoint(
-    root: Path,
-    module: nn.Module,
-    optimizer: SteppedOptimizer,
-    *,
-    version: int,
-    extra: Mapping[str, Any],
-    keep: int | None,
-    group: dist.ProcessGroup,
+def checkpoint_content(
+    module: nn.Module, optimizer: SteppedOptimizer, *, version: int, extra: Mapping[str, Any]
+) -> CheckpointContent:
+    """Return what a checkpoint of this moment holds; its tensors are the live ones, not copies.
+
+    Args:
+        version: Version of the weights; names the checkpoint.
+        extra: JSON values of the caller, such as a task cursor.
+
+    Raises:
+        TypeError: A value in `extra` that JSON can't hold.
+    """
+    facts = _Facts(
+        version=version,
+        num_steps=optimizer.num_steps,
+        # A copy that the caller can't change: it is written later.
+        extra=json.loads(json.dumps(dict(extra))),
+        optimizer=asdict(optimizer.config),
+        torch=torch.__version__,
+    )
+    return CheckpointContent(facts=facts, random=_random_state(), tensors=_state(module, optimizer))
+
+
+def write_checkpoint(
+    root: Path, content: CheckpointContent, *, keep: int | None, group: dist.ProcessGroup
 ) -> Path:
     """Write a checkpoint below a directory and return where.
 
     Args:
         root: Directory of the checkpoints, shared by all ranks.
-        version: Version of the weights; names the checkpoint.
-        extra: JSON values of the caller, such as a task cursor.
         keep: Complete checkpoints that stay beside the written one; None or a negative number keeps
             all.
 
     Raises:
         CheckpointError: The disk refused a write on some rank; the previous checkpoints are whole.
-        TypeError: A value in `extra` that JSON can't hold.
-        ValueError: `keep` is 0 or not a whole number.
     """
-    # Before any rank waits for another: what is wrong in an argument is wrong on all of them alike.
-    check_keep(keep)
-    facts = _Facts(
-        version=version,
-        num_steps=optimizer.num_steps,
-        extra=dict(extra),
-        optimizer=asdict(optimizer.config),
-        torch=torch.__version__,
-    )
-    facts_text = json.dumps({"format": FORMAT, **asdict(facts)})
+    version = content.facts.version
+    facts_text = json.dumps({"format": FORMAT, **asdict(content.facts)})
     target = root / f"version_{version}"
     is_first = dist.get_rank(group) == 0
     with contextlib.ExitStack() as stack:
@@ -157,10 +173,10 @@ def save_checkpoint(
         dist.broadcast_object_list(box, group=group, group_src=0)
         hidden = cast("Path", box[0])
         with _as_checkpoint_error(dist.get_rank(group), rule, remedy):
-            save(_state(module, optimizer), checkpoint_id=hidden, process_group=group)
+            save(content.tensors, checkpoint_id=hidden, process_group=group)
         random_file = hidden / f"random_{dist.get_rank(group)}.pt"
         _on_all_ranks(
-            lambda: torch.save(_random_state(), random_file), group, rule=rule, remedy=remedy
+            lambda: torch.save(content.random, random_file), group, rule=rule, remedy=remedy
         )
         _on_all_ranks(finish, group, rule=rule, remedy=remedy)
     return target

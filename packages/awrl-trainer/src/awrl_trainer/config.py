@@ -159,10 +159,16 @@ class ActorConfig:
     """Largest bucket of a publish."""
     is_publish_overlapped: bool = True
     """Gather the next bucket while one is broadcast; costs the memory of a second bucket."""
+    save_timeout_s: float = 3600.0
+    """Limit of writing one checkpoint, in seconds: ranks that are done wait so long for the others."""
     seed: int = 0
     """Seed of the order of rows in mini-batches."""
 
     def __post_init__(self) -> None:
+        if not self.save_timeout_s > 0:
+            raise ValueError(
+                f"save_timeout_s must be > 0, got {self.save_timeout_s}. Typical value: 3600."
+            )
         counts = ("token_budget", "num_mini_batches", "num_epochs", "num_head_tokens")
         for name in (*counts, "publish_bucket_bytes"):
             value: int = getattr(self, name)

@@ -1,0 +1,173 @@
+"""Saves one rank's part of checkpoints, in the background where asked.
+
+Invariants:
+
+* While a checkpoint is written the actor goes on: what is written is a copy in host memory, and the
+  ranks of the writing threads meet in a group of their own, so no collective of theirs comes between
+  two of the training's.
+* One save runs at a time, on all ranks the same one: the next one waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+from awrl_trainer.checkpoint import CheckpointContent, checkpoint_content, write_checkpoint
+from awrl_trainer.folders import check_keep
+from awrl_trainer.optimizer import SteppedOptimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveReport:
+    """How a save went on this rank."""
+
+    path: Path
+    """The checkpoint's directory."""
+    stall_s: float
+    """Until the actor could go on: copying to host memory, and waiting for the save before."""
+    write_s: float
+    """Writing, in the background or not."""
+    num_bytes: int
+    """Bytes of this rank's weights and optimizer state."""
+
+
+class CheckpointSaver:
+    """Saves on one rank; every method is called on all ranks, with the same arguments.
+
+    Args:
+        module: The sharded policy.
+        optimizer: Its optimizer.
+        group: The ranks.
+        timeout_s: Limit of one write: ranks that are done wait so long for the others.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: SteppedOptimizer,
+        group: dist.ProcessGroup,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._module = module
+        self._optimizer = optimizer
+        self._group = group
+        self._timeout = timedelta(seconds=timeout_s)
+        self._own_group: dist.ProcessGroup | None = None
+        self._stager: BlockingAsyncStager | None = None
+        self._staged_names: frozenset[str] = frozenset()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[SaveReport] | None = None
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save has been started and not finished."""
+        return self._pending is not None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the save that was started has come to its end, good or bad, on this rank."""
+        return self._pending is not None and self._pending.done()
+
+    def save(
+        self, root: Path, *, version: int, extra: Mapping[str, Any], keep: int | None
+    ) -> SaveReport:
+        """Write a checkpoint; return when it is there.
+
+        Raises:
+            CheckpointError: The disk refused a write on some rank; the previous checkpoints are whole.
+            TypeError: A value in `extra` that JSON can't hold.
+            ValueError: `keep` is 0 or not a whole number.
+        """
+        self._begin(keep)
+        content = checkpoint_content(self._module, self._optimizer, version=version, extra=extra)
+        started_s = time.perf_counter()
+        report = self._write(root, content, keep, 0.0)
+        return replace(report, stall_s=time.perf_counter() - started_s)
+
+    def start(
+        self, root: Path, *, version: int, extra: Mapping[str, Any], keep: int | None
+    ) -> float:
+        """Copy to host memory and begin to write; return the seconds that took.
+
+        A save that has not been finished is waited for, and what became of it is lost: call `finish`.
+
+        Raises:
+            TypeError: A value in `extra` that JSON can't hold.
+            ValueError: `keep` is 0 or not a whole number.
+        """
+        started_s = time.perf_counter()
+        self._begin(keep)
+        content = checkpoint_content(self._module, self._optimizer, version=version, extra=extra)
+        content = replace(content, tensors=self._staged(content.tensors))
+        stall_s = time.perf_counter() - started_s
+        self._pending = self._thread.submit(self._write, root, content, keep, stall_s)
+        return stall_s
+
+    def finish(self) -> SaveReport | None:
+        """Wait for the save that was started; None when there is none.
+
+        Raises:
+            CheckpointError: The disk refused a write on some rank; the previous checkpoints are whole.
+        """
+        pending, self._pending = self._pending, None
+        return None if pending is None else pending.result()
+
+    def _begin(self, keep: int | None) -> None:
+        # Before any rank waits for another: a wrong argument is wrong on all of them alike.
+        check_keep(keep)
+        if self._pending is not None:
+            self._pending.exception()
+            self._pending = None
+        if self._own_group is None:
+            own_group = dist.new_group(
+                dist.get_process_group_ranks(self._group),
+                backend="gloo",
+                timeout=self._timeout,
+                use_local_synchronization=True,
+            )
+            assert isinstance(own_group, dist.ProcessGroup)
+            self._own_group = own_group
+
+    def _write(
+        self, root: Path, content: CheckpointContent, keep: int | None, stall_s: float
+    ) -> SaveReport:
+        assert self._own_group is not None
+        started_s = time.perf_counter()
+        path = write_checkpoint(root, content, keep=keep, group=self._own_group)
+        return SaveReport(
+            path=path,
+            stall_s=stall_s,
+            write_s=time.perf_counter() - started_s,
+            num_bytes=sum(map(_local_bytes, content.tensors.values())),
+        )
+
+    def _staged(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return copies in host memory; on a GPU the same pinned buffers again and again."""
+        if not torch.cuda.is_available():
+            return BlockingAsyncStager().stage(tensors)
+        if self._stager is None or self._staged_names != tensors.keys():
+            # Before the first optimizer step there are fewer.
+            self._stager = BlockingAsyncStager(cache_staged_state_dict=True)
+            self._staged_names = frozenset(tensors)
+        staged = self._stager.stage(tensors)
+        torch.cuda.synchronize()
+        return staged
+
+
+def _local_bytes(value: object) -> int:
+    if not isinstance(value, Tensor):
+        return 0
+    local: Tensor = value.to_local() if hasattr(value, "to_local") else value  # pyright: ignore
+    return local.numel() * local.element_size()
