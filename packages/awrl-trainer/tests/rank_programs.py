@@ -313,6 +313,7 @@ def saved_in_background(actor: FSDPActor, root: Path) -> Path:
     actor.start_save(root, keep=2)
     report = actor.finish_save()
     assert report is not None
+    assert report.path is not None
     return report.path
 
 
@@ -453,6 +454,7 @@ def resume(directory: Path) -> Any:
     actor.logprobs(make_rows(6))
     report = actor.finish_save()
     assert report is not None
+    assert report.path is not None
     path = report.path
     other = FSDPActor(TinyPolicy(seed=5), config, collate=collate_text)
     extra = other.load(path)

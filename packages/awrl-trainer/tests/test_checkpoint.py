@@ -112,6 +112,7 @@ def test_a_save_in_the_background_holds_the_moment_it_was_started_at(
     actor.update(programs.make_rows(3))
     report = actor.finish_save()
     assert report is not None
+    assert report.path is not None
     assert report.path == tmp_path / "version_1"
     assert report.num_bytes > 0
     assert actor.finish_save() is None
@@ -126,6 +127,7 @@ def test_a_save_in_the_background_holds_the_moment_it_was_started_at(
     assert latest_complete_checkpoint(tmp_path / "fresh") is not None
     report = fresh.finish_save()
     assert report is not None
+    assert report.path is not None
     assert make_actor().load(report.path) == {}
 
 

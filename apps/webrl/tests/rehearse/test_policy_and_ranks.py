@@ -138,9 +138,12 @@ def test_an_update_fetches_every_image_steps_as_a_true_one_and_moves_every_weigh
     after = rank.send(WeightSender.checksums, names)
     assert after is not None
     assert [name for name in names if before[name] == after[name]] == []
-    saved = rank.save(str(tmp_path), 1, {})
+    rank.start_save(str(tmp_path / "policies"), str(tmp_path / "state"), 1, {})
     rank.update(rows(8))
-    rank.load(saved)
+    saved = rank.finish_save()
+    assert saved is not None
+    rank.load(str(saved.path))
+    assert (tmp_path / "policies" / "version_1" / "config.json").is_file()
     assert rank.send(WeightSender.checksums, names) == after
     assert rank.version() == 1
 

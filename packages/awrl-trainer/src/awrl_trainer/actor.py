@@ -107,15 +107,7 @@ class FSDPActor:
             group=self.mesh.get_group(),
             clock=clock,
         )
-        self.sender: WeightSender = WeightSender(
-            list(self.policy.model.named_parameters()),
-            is_source=self.rank == 0,
-            dtype=config.publish_dtype,
-            bucket_bytes=config.publish_bucket_bytes,
-            rename=rename,
-            is_overlapped=config.is_publish_overlapped,
-            clock=clock,
-        )
+        self.sender: WeightSender = self._make_sender(rename, clock)
         """What a `WeightSource` calls in order to publish this rank's weights."""
 
     @property
@@ -190,15 +182,28 @@ class FSDPActor:
             ValueError: `keep` is 0 or not a whole number.
         """
         report = self._saver.save(Path(root), version=self._version, extra=extra or {}, keep=keep)
+        assert report.path is not None
         return report.path
 
     def start_save(
-        self, root: Path | str, *, keep: int | None = 3, extra: Mapping[str, Any] | None = None
+        self,
+        root: Path | str | None,
+        *,
+        keep: int | None = 3,
+        extra: Mapping[str, Any] | None = None,
+        snapshots: SnapshotWriter | None = None,
     ) -> float:
         """Copy what `save` would write to host memory, and write it while training goes on.
 
         Called on all ranks. The copy takes as much host memory as the rank's part of the checkpoint;
         on a GPU it is pinned and stays. A save that is not finished is waited for.
+
+        Args:
+            root: Directory of the checkpoints; None writes none.
+            keep: As for `save`.
+            extra: As for `save`.
+            snapshots: Writes a snapshot too, before the checkpoint; rank 0 holds a copy of the whole
+                policy meanwhile.
 
         Returns:
             Seconds that it took until training could go on.
@@ -207,7 +212,15 @@ class FSDPActor:
             TypeError: A value in `extra` that JSON can't hold.
             ValueError: `keep` is 0 or not a whole number.
         """
-        return self._saver.start(Path(root), version=self._version, extra=extra or {}, keep=keep)
+        return self._saver.start(
+            None if root is None else Path(root),
+            version=self._version,
+            extra=extra or {},
+            keep=keep,
+            stage_snapshot=None
+            if snapshots is None
+            else lambda: self.sender.stage_snapshot(snapshots, self._version),
+        )
 
     @property
     def is_saved(self) -> bool:
@@ -242,7 +255,7 @@ class FSDPActor:
                 model; nothing has changed.
         """
         self._version, extra = load_checkpoint(
-            Path(path), self.policy, self.optimizer, group=self.mesh.get_group()
+            Path(path), self.policy, self.optimizer, group=self._saver.group
         )
         return extra
 
@@ -256,6 +269,19 @@ class FSDPActor:
             CheckpointError: The disk refused a write.
         """
         return self.sender.write_snapshot(writer, self._version)
+
+    def _make_sender(
+        self, rename: Callable[[str], str] | None, clock: Callable[[], float]
+    ) -> WeightSender:
+        return WeightSender(
+            list(self.policy.model.named_parameters()),
+            is_source=self.rank == 0,
+            dtype=self.config.publish_dtype,
+            bucket_bytes=self.config.publish_bucket_bytes,
+            rename=rename,
+            is_overlapped=self.config.is_publish_overlapped,
+            clock=clock,
+        )
 
     def _shard(self, model: nn.Module, read_weight: WeightReader | None) -> PolicyModule:
         loss = self.config.loss

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from awrl_trainer.checkpoint import CheckpointContent, checkpoint_content, write_checkpoint
+from awrl_trainer.errors import CheckpointError
 from awrl_trainer.folders import check_keep
 from awrl_trainer.optimizer import SteppedOptimizer
 
@@ -32,8 +33,8 @@ from awrl_trainer.optimizer import SteppedOptimizer
 class SaveReport:
     """How a save went on this rank."""
 
-    path: Path
-    """The checkpoint's directory."""
+    path: Path | None
+    """The checkpoint's directory; None when only a snapshot was written."""
     stall_s: float
     """Until the actor could go on: copying to host memory, and waiting for the save before."""
     write_s: float
@@ -97,11 +98,21 @@ class CheckpointSaver:
         return replace(report, stall_s=time.perf_counter() - started_s)
 
     def start(
-        self, root: Path, *, version: int, extra: Mapping[str, Any], keep: int | None
+        self,
+        root: Path | None,
+        *,
+        version: int,
+        extra: Mapping[str, Any],
+        keep: int | None,
+        stage_snapshot: Callable[[], Callable[[], Path | None]] | None = None,
     ) -> float:
         """Copy to host memory and begin to write; return the seconds that took.
 
         A save that has not been finished is waited for, and what became of it is lost: call `finish`.
+
+        Args:
+            root: Directory of the checkpoints; None writes none.
+            stage_snapshot: Copies a snapshot, and returns what writes it.
 
         Raises:
             TypeError: A value in `extra` that JSON can't hold.
@@ -109,10 +120,29 @@ class CheckpointSaver:
         """
         started_s = time.perf_counter()
         self._begin(keep)
-        content = checkpoint_content(self._module, self._optimizer, version=version, extra=extra)
-        content = replace(content, tensors=self._staged(content.tensors))
+        content = None
+        if root is not None:
+            content = checkpoint_content(
+                self._module, self._optimizer, version=version, extra=extra
+            )
+            content = replace(content, tensors=self._staged(content.tensors))
+        write_snapshot = None if stage_snapshot is None else stage_snapshot()
         stall_s = time.perf_counter() - started_s
-        self._pending = self._thread.submit(self._write, root, content, keep, stall_s)
+
+        def write() -> SaveReport:
+            began_s = time.perf_counter()
+            error: CheckpointError | None = None
+            try:
+                _ = write_snapshot and write_snapshot()
+            except CheckpointError as caught:
+                # The other ranks wait in the checkpoint's collectives, which come next.
+                error = caught
+            report = self._write(root, content, keep, stall_s)
+            if error is not None:
+                raise error
+            return replace(report, write_s=time.perf_counter() - began_s)
+
+        self._pending = self._thread.submit(write)
         return stall_s
 
     def finish(self) -> SaveReport | None:
@@ -130,6 +160,11 @@ class CheckpointSaver:
         if self._pending is not None:
             self._pending.exception()
             self._pending = None
+        _ = self.group
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks, over gloo, with the time that a disk may take; first asked for by all of them."""
         if self._own_group is None:
             own_group = dist.new_group(
                 dist.get_process_group_ranks(self._group),
@@ -139,13 +174,19 @@ class CheckpointSaver:
             )
             assert isinstance(own_group, dist.ProcessGroup)
             self._own_group = own_group
+        return self._own_group
 
     def _write(
-        self, root: Path, content: CheckpointContent, keep: int | None, stall_s: float
+        self,
+        root: Path | None,
+        content: CheckpointContent | None,
+        keep: int | None,
+        stall_s: float,
     ) -> SaveReport:
-        assert self._own_group is not None
         started_s = time.perf_counter()
-        path = write_checkpoint(root, content, keep=keep, group=self._own_group)
+        if root is None or content is None:
+            return SaveReport(path=None, stall_s=stall_s, write_s=0.0, num_bytes=0)
+        path = write_checkpoint(root, content, keep=keep, group=self.group)
         return SaveReport(
             path=path,
             stall_s=stall_s,

@@ -561,6 +561,8 @@ class CheckpointSection(Section):
     last also after Ctrl-C."""
     save_every_s: Annotated[Positive, "Leave it out for none."] | None = 600.0
     """Longest time between two checkpoints while updates are made, in seconds; none when unset."""
+    deadline_s: Annotated[Positive, "Typical value: 3600."] = 3600.0
+    """Limit of reading or writing one checkpoint, in seconds: its bytes over what the disk takes."""
     keep: Annotated[Count, "The newest one is always kept."] = 3
     """Newest complete checkpoints that stay on disk."""
 

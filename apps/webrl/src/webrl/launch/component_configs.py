@@ -322,6 +322,7 @@ def engine_spec(config: WebRLConfig, servers: ServerSpec, processor: PolicyProce
             num_head_tokens=actor.num_head_tokens,
             publish_bucket_bytes=actor.publish_bucket_bytes,
             is_publish_overlapped=actor.overlap_publish,
+            save_timeout_s=config.checkpoint.deadline_s,
             seed=config.seed,
         ),
     )

@@ -2,7 +2,8 @@
 
 Checkpoints, policy snapshots, sampled trajectories, and the logs of episodes and batches.
 
-Invariant: nothing here runs inside of the weight-update window, and each version is saved once.
+Invariants: nothing here runs inside of the weight-update window; each version is saved once; what is
+written is one moment's, and training goes on while it is.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from awrl_pixelstore import PixelNotFound, PixelStoreClient, PixelStoreError
@@ -79,6 +81,8 @@ class Recorder:
             shutil.rmtree(left_over, ignore_errors=True)
         self._saved = 0
         self._saved_s: float | None = None
+        self._is_pending = False
+        self._metrics: dict[str, float] = {}
         self._num_groups = 0
 
     def close(self) -> None:
@@ -146,22 +150,61 @@ class Recorder:
         limit_s = self._save_every_s
         return limit_s is not None and self._clock() - self._saved_s >= limit_s
 
-    async def save(self, progress: Progress) -> None:
-        """Write policy snapshot and trainer state of the current version, once.
+    async def start_save(self, progress: Progress) -> None:
+        """Begin to write policy snapshot and trainer state of the current version, once.
+
+        A save that is still under way is waited for.
+
+        Raises:
+            EngineCallError: The disk refused the one before, or a rank is gone.
+        """
+        if not self.has_news(progress):
+            return
+        with self._stalling():
+            await self._finish()
+            self.kept.note_save(progress.version)
+            self._saved, self._saved_s = progress.version, self._clock()
+            self._is_pending = True
+            await self._ranks.start_save(
+                self._folders.policies,
+                self._folders.state,
+                keep=self._keep,
+                extra=pack_state(progress, self._stream),
+            )
+
+    async def start_snapshot(self) -> None:
+        """Begin to write the policy alone, for an evaluation.
+
+        Raises:
+            EngineCallError: The disk refused the save before, or a rank is gone.
+        """
+        with self._stalling():
+            await self._finish()
+            self._is_pending = True
+            await self._ranks.start_save(self._folders.policies, None, keep=self._keep, extra={})
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether something that was begun has not been seen to end."""
+        return self._is_pending
+
+    async def look(self) -> None:
+        """See whether what is written has come to its end; does not wait for it.
 
         Raises:
             EngineCallError: The disk refused a write; the previous checkpoints are whole.
         """
-        if not self.has_news(progress):
-            return
-        await self.write_snapshot()
-        state = pack_state(progress, self._stream)
-        self.kept.note_save(progress.version)
-        await self._ranks.save(self._folders.state, keep=self._keep, extra=state)
-        self._note_saved(progress)
+        if self._is_pending and await self._ranks.is_saved():
+            await self._finish()
 
-    def _note_saved(self, progress: Progress) -> None:
-        self._saved, self._saved_s = progress.version, self._clock()
+    async def save(self, progress: Progress) -> None:
+        """Write policy snapshot and trainer state of the current version; return when they are there.
+
+        Raises:
+            EngineCallError: The disk refused a write; the previous checkpoints are whole.
+        """
+        await self.start_save(progress)
+        await self._finish()
 
     async def write_snapshot(self) -> None:
         """Write the policy as it is now, for evaluation and for use elsewhere.
@@ -169,7 +212,37 @@ class Recorder:
         Raises:
             EngineCallError: The disk refused a write.
         """
-        await self._ranks.write_snapshot(self._folders.policies, keep=self._keep)
+        await self.start_snapshot()
+        await self._finish()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return what saving cost since the last call: `time/save_stall_s`, and what was written."""
+        metrics, self._metrics = self._metrics, {}
+        return {"time/save_stall_s": 0.0, **metrics}
+
+    async def _finish(self) -> None:
+        """Wait for what is written, and note how it went."""
+        if not self._is_pending:
+            return
+        self._is_pending = False
+        try:
+            reports = await self._ranks.finish_save()
+        except BaseException:
+            # The next update's is tried at once.
+            self._saved, self._saved_s = -1, None
+            raise
+        self._metrics["time/save_s"] = max(report.write_s for report in reports)
+        if num_bytes := sum(report.num_bytes for report in reports):
+            self._metrics["checkpoint/num_bytes"] = float(num_bytes)
+
+    @contextmanager
+    def _stalling(self) -> Generator[None]:
+        started_s = self._clock()
+        try:
+            yield
+        finally:
+            stall_s = self._metrics.get("time/save_stall_s", 0.0) + self._clock() - started_s
+            self._metrics["time/save_stall_s"] = stall_s
 
     async def restore(self) -> tuple[Progress, Path, bool]:
         """Load the newest checkpoint into every rank, and forget what was written after it.
@@ -189,7 +262,7 @@ class Recorder:
                 raise RunFailedError(f"--resume can not go on: {cause}") from error
             raise
         progress, is_same_data = unpack_state(state, version, self._stream)
-        self._note_saved(progress)
+        self._saved, self._saved_s = progress.version, self._clock()
         self.forget_after(progress)
         return progress, path, is_same_data
 

@@ -154,7 +154,7 @@ class Run:
             self._view.note("starting servers, trainer and browsers")
             system = await stack.enter_async_context(self._launch())
             stream = component_configs.task_stream(config)
-            ranks = TrainerRanks(system.ranks)
+            ranks = TrainerRanks(system.ranks, disk_deadline_s=config.checkpoint.deadline_s)
             recorder = self._recorder(system, ranks, stream)
             stack.callback(recorder.close)
             progress = await self._restore(recorder)
@@ -214,7 +214,7 @@ class Run:
             self._controller.pause_admission()
         if recorder.has_news(trainer.progress):
             self._view.note(f"saving version {trainer.progress.version}")
-            await recorder.save(trainer.progress)
+        await recorder.save(trainer.progress)
         if failure is not None:
             raise RunFailedError(str(failure)) from failure
 
@@ -268,6 +268,7 @@ class Run:
             totals = {key: value for key, value in metrics.items() if is_total(key)}
             progress.totals = {**progress.totals, **totals}
             metrics["rollout/trained_share"] = progress.trained_share
+            metrics |= recorder.take_metrics()
             self._log.log(metrics, progress.num_steps)
             self._view.step(metrics)
             if recorder.num_refused_lines:
@@ -275,8 +276,7 @@ class Run:
                     f"warning: {recorder.num_refused_lines} lines of episodes.jsonl or "
                     "batches.jsonl found no room on the disk"
                 )
-            if recorder.is_due(progress) or (evaluation and evaluation.takes_checkpoint()):
-                await self._save_or_warn(recorder, progress)
+            await self._save_or_warn(recorder, progress, evaluation)
 
         loop, limit_s = asyncio.get_running_loop(), self._config.time_limit_s
         timer = None
@@ -296,20 +296,28 @@ class Run:
             if timer is not None:
                 timer.cancel()
 
-    async def _save_or_warn(self, recorder: Recorder, progress: Progress) -> None:
-        """Save; a disk that has no room now may have some after the next update.
+    async def _save_or_warn(
+        self, recorder: Recorder, progress: Progress, evaluation: EvaluationManager | None
+    ) -> None:
+        """Begin to save what is due, and see how the last one went.
+
+        A disk that has no room now may have some after the next update.
 
         Raises:
             EngineCallError: A rank is gone, or hangs.
         """
         try:
-            await recorder.save(progress)
+            await recorder.look()
+            if recorder.is_due(progress):
+                await recorder.start_save(progress)
+            elif evaluation and not recorder.is_writing and evaluation.takes_checkpoint():
+                await recorder.start_snapshot()
         except EngineCallError as error:
             if isinstance(error, WorkerLostError) or isinstance(error.__cause__, TimeoutError):
                 raise
-            logger.warning("version %d is not saved: %s", progress.version, error)
+            logger.warning("a version up to %d is not saved: %s", progress.version, error)
             self._view.note(
-                f"warning: version {progress.version} is not saved; the next one will be. See run.log"
+                "warning: the newest version is not saved; the next one will be. See run.log"
             )
 
     def _reach_time_limit(self) -> None:

@@ -22,6 +22,7 @@ from awrl_trainer import (
     ActorConfig,
     Collate,
     FSDPActor,
+    SaveReport,
     SnapshotWriter,
     TrainRow,
     UpdateResult,
@@ -131,19 +132,24 @@ class UpdateEngine:
         """Return the policy's version."""
         return self._built.version
 
-    def save(self, root: str, keep: int, extra: Mapping[str, Any]) -> str:
-        """Write a complete checkpoint for resuming; returns its folder."""
-        return str(self._built.save(root, keep=keep, extra=extra))
+    def start_save(
+        self, policies: str, root: str | None, keep: int, extra: Mapping[str, Any]
+    ) -> float:
+        """Begin to write a snapshot, and below `root` a complete checkpoint; returns the stall."""
+        writer = SnapshotWriter(Path(policies), base=self._spec.policy_path, keep=keep)
+        return self._built.start_save(root, keep=keep, extra=extra, snapshots=writer)
+
+    def is_saved(self) -> bool:
+        """Return whether what was begun has come to its end."""
+        return self._built.is_saved
+
+    def finish_save(self) -> SaveReport | None:
+        """Wait for what was begun; return how it went."""
+        return self._built.finish_save()
 
     def load(self, path: str) -> dict[str, Any]:
         """Load a complete checkpoint; returns what `save` got as `extra`."""
         return self._built.load(path)
-
-    def write_snapshot(self, root: str, keep: int) -> str | None:
-        """Write the policy in Hugging Face's format; rank 0 returns its folder."""
-        writer = SnapshotWriter(Path(root), base=self._spec.policy_path, keep=keep)
-        path = self._built.write_snapshot(writer)
-        return None if path is None else str(path)
 
     def send(
         self,

@@ -239,6 +239,19 @@ class WeightSender:
             for _ in tensors:
                 pass
 
+    def stage_snapshot(self, writer: SnapshotWriter, version: int) -> Callable[[], Path | None]:
+        """Copy the weights to host memory; called on all ranks.
+
+        Returns:
+            Writes them as `write_snapshot` would, in this or another thread; does nothing on ranks
+            other than the first.
+        """
+        staged = [
+            (name, tensor.to("cpu", copy=True)) if self._is_source else (name, tensor[:0])
+            for name, tensor in self.named_full_tensors()
+        ]
+        return lambda: writer.write(staged, version) if self._is_source else None
+
     def checksums(self, names: Sequence[str]) -> dict[str, str]:
         """Return the checksum of each named weight; called on all ranks."""
         dtypes = {spec.name: torch_dtype(spec.dtype) for spec in self.plan.specs}
