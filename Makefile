@@ -13,7 +13,7 @@ MARKS ?= not gpu and not multigpu
 # Tests are shared out to this many processes by folder; many wait rather than compute. 0 shares nothing.
 WORKERS ?= 2
 
-.PHONY: help setup demo test contract installed chaos lint types gates bench build docs clean
+.PHONY: help setup demo test contract installed chaos rehearsal lint types gates bench build docs clean
 
 help:
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -37,6 +37,9 @@ installed: ## wheels in an empty environment: doctor and two updates; ARGS="lowe
 
 chaos: setup ## five minutes of training in which processes of every kind are killed
 	PYTHONPATH=apps/webrl/tests/support $(BIN)/python -m chaos $(ARGS)
+
+rehearsal: setup ## a quarter of the published layout on one machine, every kind of failure; half an hour
+	$(BIN)/webrl rehearse --config webgym_48_16 --divisor 4 --kill all $(ARGS)
 
 lint: ## ruff: rules and format
 	$(BIN)/ruff check .

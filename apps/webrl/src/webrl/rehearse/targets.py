@@ -68,7 +68,7 @@ KINDS = (
 )
 """What can be killed of every run. Workers and browsers of the test rollout are among their kind."""
 
-CLUSTER_KINDS = (*KINDS[:-1], "server supervisor", "test server", CONTROLLER, NODE)
+CLUSTER_KINDS = (*KINDS[:-1], "test server", "server supervisor", CONTROLLER, NODE)
 """What can be killed of a run with a test rollout on a cluster of several nodes."""
 
 
