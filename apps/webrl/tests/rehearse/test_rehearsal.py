@@ -44,12 +44,15 @@ def test_a_scale_keeps_the_proportions_and_fits_its_batch() -> None:
     [
         (("--kill", "everybody"), "--kill must be one of browser, rollout-worker"),
         (("--divisor", "0"), "--divisor must be >= 1, got 0"),
+        (("--placement-only",), "--folder must be empty or absent"),
         (("env.nodelabel=a=b",), "Did you mean 'env.node_label'?"),
     ],
 )
 def test_what_can_not_be_rehearsed_is_one_line(
     arguments: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "rehearsal").mkdir()
+    (tmp_path / "rehearsal" / "of-another-run").touch()
     code, text, _ = rehearse("--config", "webgym_48_16", *arguments, folder=tmp_path)
     assert code == 2
     assert message in text

@@ -18,6 +18,7 @@ import psutil
 from awrl_rollout import UnwrappedTaskGroup
 
 from webrl.config import WebRLConfig, to_toml
+from webrl.errors import ConfigError, Problem
 from webrl.rehearse.cluster import DeclaredCluster, declared_cluster
 from webrl.rehearse.engine import UPDATE_S_VARIABLE
 from webrl.rehearse.fork_server import ForkServer, forking
@@ -85,8 +86,12 @@ def rehearse(plan: RehearsalPlan, show: Callable[[str], None]) -> Rehearsal:
 
     Raises:
         PreflightError: The declared cluster did not start.
-        ConfigError: The scaled run is none that this configuration allows.
+        ConfigError: The folder holds something, or the scaled run is none that this configuration
+            allows.
     """
+    if plan.folder.exists() and any(plan.folder.iterdir()):
+        message = f"must be empty or absent, got {str(plan.folder)!r}. Name another folder."
+        raise ConfigError([Problem(key="--folder", message=message)])
     plan.folder.mkdir(parents=True, exist_ok=True)
     found = Rehearsal(scale=plan.scale)
     show(
