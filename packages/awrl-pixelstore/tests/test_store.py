@@ -23,6 +23,7 @@ from awrl_pixelstore import (
     PixelStoreConfig,
     PixelStoreFull,
     PixelStoreUnavailable,
+    end_pixel_stores,
     get_or_create_pixel_store,
 )
 from awrl_pixelstore.remote_shard import NAMESPACE, actor_name
@@ -367,3 +368,14 @@ def test_a_key_is_not_mistaken_for_an_image(store: PixelStoreClient, make_array:
     with pytest.raises(TypeError, match="Pass keys, not images"):
         store.get_many([make_array()])  # pyright: ignore[reportArgumentType]
     assert np.asarray(store.get_many([key])[0]).shape == (8, 6, 3)
+
+
+def test_what_a_killed_process_left_is_ended_by_the_beginning_of_its_name() -> None:
+    for run_id in ("left-1-a", "left-1-b", "left-2-a"):
+        get_or_create_pixel_store(run_id, num_shards=1)
+    assert end_pixel_stores("left-1-") == 2
+    assert end_pixel_stores("left-1-") == 0
+    with pytest.raises(ValueError, match="left-1-a"):
+        ray.get_actor(actor_name("left-1-a", 0), namespace=NAMESPACE)
+    assert process_of("left-2-a")
+    assert end_pixel_stores("left-2-a") == 1

@@ -15,7 +15,7 @@ from awrl_pixelstore.errors import (
     PixelStoreUnavailable,
 )
 from awrl_pixelstore.statistics import PixelStoreStatistics, Pressure
-from awrl_pixelstore.store import get_or_create_pixel_store
+from awrl_pixelstore.store import end_pixel_stores, get_or_create_pixel_store
 
 __all__ = [
     "InvalidImage",
@@ -28,6 +28,7 @@ __all__ = [
     "PixelStoreStatistics",
     "PixelStoreUnavailable",
     "Pressure",
+    "end_pixel_stores",
     "get_or_create_pixel_store",
 ]
 

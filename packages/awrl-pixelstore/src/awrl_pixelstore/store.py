@@ -112,6 +112,21 @@ def get_or_create_pixel_store(
     return PixelStoreClient(spec)
 
 
+def end_pixel_stores(prefix: str) -> int:
+    """End what is left of stores whose run id begins with `prefix`; return how many shards that were.
+
+    For stores whose process was killed: their shards live on and hold their images until someone ends
+    them, or the cluster does. Nobody may use these stores any more.
+    """
+    listed = cast("list[dict[str, str]]", ray.util.list_named_actors(all_namespaces=True))
+    names = [entry["name"] for entry in listed if entry["namespace"] == NAMESPACE]
+    names = [name for name in names if name.startswith(prefix)]
+    for name in names:
+        with contextlib.suppress(ValueError):  # it ended meanwhile
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+    return len(names)
+
+
 def _try_to_join(wanted: StoreSpec, deadline: float) -> StoreSpec | None:
     """Return the agreed spec; None when an actor was just ending, so that it is worth a retry."""
     try:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import ray
-from awrl_pixelstore import PixelStoreClient, get_or_create_pixel_store
+from awrl_pixelstore import PixelStoreClient, end_pixel_stores, get_or_create_pixel_store
 from awrl_rollout import SGLangClient, UnwrappedTaskGroup
 
 from webrl.cluster.network import NetworkConfig, network_of
@@ -259,7 +259,13 @@ async def launch(
 
 
 def _pixel_store(config: WebRLConfig, scheduler: RayScheduler, run_id: str) -> PixelStoreClient:
-    """Return the run's store, its shards on the nodes that put to it."""
+    """Return the run's store, its shards on the nodes that put to it.
+
+    On a cluster that outlives a run, one whose process was killed has left its shards behind.
+    """
+    before = run_id.rpartition("-")[0]
+    if num_left := end_pixel_stores(f"{before}-"):
+        logger.warning("ended %d shards that a killed process of this run left", num_left)
     return get_or_create_pixel_store(
         run_id,
         num_shards=config.pixelstore.num_shards,

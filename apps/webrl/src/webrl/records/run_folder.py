@@ -13,8 +13,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import socket
+import zlib
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,6 +42,10 @@ class RunFolders:
 
     root: Path
     """Folder of the run."""
+
+    def new_run_id(self) -> str:
+        """Return an id of its own for this process: `webrl-FOLDER-NUMBER`, the folder's part the same in all."""
+        return f"webrl-{zlib.crc32(str(self.root.resolve()).encode()):08x}-{secrets.token_hex(4)}"
 
     @property
     def state(self) -> Path:

@@ -99,7 +99,7 @@ class Run:
         self._config = config
         self._folders = folders
         self._policy_path = policy_path
-        self._run_id = f"webrl-{secrets.token_hex(4)}"
+        self._run_id = folders.new_run_id()
         self._view = view
         self._log = log
         self._is_resumed = is_resumed
