@@ -28,7 +28,8 @@ from webrl.embedded.parity import largest_difference, page_png, page_request
 from webrl.policy import PolicyProcessor, load_policy
 from webrl.training.publishing import SGLangReceiver
 
-pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("first_weights_again")]
+pytestmark = pytest.mark.distributed
+first_weights_again = pytest.mark.usefixtures("first_weights_again")
 
 
 def no_rows(rows: Sequence[TrainRow]) -> Batch:
@@ -65,6 +66,7 @@ async def publish(
         await publisher.aclose()
 
 
+@first_weights_again
 @pytest.mark.parametrize("is_on_disk", [False, True])
 def test_a_published_policy_samples_as_the_trainer_s(
     server: ServerUnderTest,
@@ -122,6 +124,7 @@ def test_each_device_of_a_tensor_parallel_server_is_a_member(
     run_bounded(scenario, deadline_s=180)
 
 
+@first_weights_again
 def test_one_corrupted_weight_is_noticed(
     server: ServerUnderTest, reference: torch.nn.Module
 ) -> None:
@@ -148,6 +151,7 @@ def test_one_corrupted_weight_is_noticed(
     run_bounded(scenario, deadline_s=120)
 
 
+@first_weights_again
 def test_an_update_that_changes_nothing_is_noticed_before_the_server_goes_on(
     server: ServerUnderTest, reference: torch.nn.Module, tmp_path: Path
 ) -> None:
@@ -183,6 +187,7 @@ def test_an_update_that_changes_nothing_is_noticed_before_the_server_goes_on(
     run_bounded(scenario, deadline_s=120)
 
 
+@first_weights_again
 def test_a_server_of_another_dtype_is_refused_before_a_byte_is_sent(
     server: ServerUnderTest, reference: torch.nn.Module
 ) -> None:
