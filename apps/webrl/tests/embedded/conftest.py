@@ -150,8 +150,24 @@ def embedded_server(
         process.wait(10)
 
 
+NEEDS_MANY_CORES = pytest.mark.skipif(
+    (os.cpu_count() or 1) < 8, reason="two ranks of a real SGLang start for minutes on few cores"
+)
+
+
 @pytest.fixture(
-    params=["embedded", pytest.param("sglang", marks=[pytest.mark.sglang, NEEDS_SGLANG])]
+    params=[
+        "embedded",
+        pytest.param(
+            "sglang",
+            marks=[
+                pytest.mark.sglang,
+                NEEDS_SGLANG,
+                NEEDS_MANY_CORES,
+                pytest.mark.timeout(2 * START_S),
+            ],
+        ),
+    ]
 )
 def two_device_server(
     request: pytest.FixtureRequest, policy_path: Path, tmp_path: Path

@@ -43,6 +43,7 @@ from awrl_rollout.executor import (
     WorkflowExecutor,
 )
 from awrl_rollout.generation import (
+    EpisodeAssignment,
     GenerateRequest,
     GenerateResult,
     InterruptibleGenerator,
@@ -62,6 +63,7 @@ __all__ = [
     "CallbackNotifier",
     "CallbackServer",
     "ControllerConfig",
+    "EpisodeAssignment",
     "EpisodeContext",
     "EpisodeFaultError",
     "EpisodeRecord",

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from awrl_rollout import (
+    EpisodeAssignment,
     EpisodeRecord,
     EpisodeRequest,
     ExecutorStatistics,
@@ -317,22 +318,35 @@ class RayWorker:
     Args:
         name: Name of this incarnation, unique over the run.
         num_slots: Episodes that it runs at once.
+        assignment: Says on which server each episode runs; told when one has ended.
     """
 
-    def __init__(self, handle: WorkerHandle[RolloutWorker], name: str, num_slots: int) -> None:
+    def __init__(
+        self,
+        handle: WorkerHandle[RolloutWorker],
+        name: str,
+        num_slots: int,
+        assignment: EpisodeAssignment,
+    ) -> None:
         self._handle = handle
+        self._assignment = assignment
         self.name = name
         self.num_slots = num_slots
 
     async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
         """Hand requests over."""
-        await call_worker(self._handle, CALL_DEADLINE_S, RolloutWorker.submit, list(requests))
+        servers = self._assignment.assign(self.name, [r.episode_id for r in requests])
+        await call_worker(
+            self._handle, CALL_DEADLINE_S, RolloutWorker.submit, list(requests), servers
+        )
 
     async def take_finished(self, acknowledged: Sequence[str]) -> list[EpisodeRecord]:
         """Acknowledge records and return all others."""
-        return await call_worker(
+        records = await call_worker(
             self._handle, CALL_DEADLINE_S, RolloutWorker.take_finished, list(acknowledged)
         )
+        self._assignment.release(self.name, [record.episode_id for record in records])
+        return records
 
     async def cancel(self, episode_ids: Sequence[str]) -> None:
         """Cancel episodes."""

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
@@ -245,12 +245,16 @@ class RolloutWorker:
             executor.take_finished(list(records))
         return list(records.values())
 
-    async def submit(self, requests: Sequence[EpisodeRequest]) -> None:
-        """Accept episode requests."""
+    async def submit(self, requests: Sequence[EpisodeRequest], servers: Mapping[str, str]) -> None:
+        """Accept episode requests, and the servers that some of the episodes are to ask."""
+        assert self._router is not None
+        self._router.assign(servers)
         self._built.submit(requests)
 
     async def take_finished(self, acknowledged: Sequence[str]) -> list[EpisodeRecord]:
         """Forget the acknowledged records and return all others."""
+        if self._router is not None:
+            self._router.forget(acknowledged)
         return self._built.take_finished(acknowledged)
 
     async def cancel(self, episode_ids: Sequence[str]) -> None:

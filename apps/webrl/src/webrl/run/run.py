@@ -264,7 +264,7 @@ class Run:
         async def after_step(metrics: dict[str, float]) -> None:
             progress = trainer.progress
             self._step_of_version.setdefault(progress.version, progress.num_steps)
-            metrics = continued({**metrics, **await supervisor.store_metrics()}, before)
+            metrics = continued({**metrics, **await supervisor.metrics()}, before)
             totals = {key: value for key, value in metrics.items() if is_total(key)}
             progress.totals = {**progress.totals, **totals}
             metrics["rollout/trained_share"] = progress.trained_share

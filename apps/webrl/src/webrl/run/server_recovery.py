@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Concatenate
 
-from awrl_rollout import RolloutError, SGLangClient, UnwrappedTaskGroup
+from awrl_rollout import EpisodeAssignment, RolloutError, SGLangClient, UnwrappedTaskGroup
 from awrl_trainer import PublishError, PublishReport, WeightPublisher
 
 from webrl.cluster.scheduler import Params, WorkerHandle, call_worker
@@ -75,6 +75,8 @@ class ServerRecovery:
         self._waiting: dict[str, SGLangReceiver] = {}
         self.lock = asyncio.Lock()
         """Held from the start of an update to the end of its publish."""
+        self.assignment = EpisodeAssignment(system.server_urls)
+        """Which server each episode is on."""
         self.workers: Sequence[WorkerHandle[RolloutWorker]] = ()
         """Rollout workers whose requests are routed; a worker that is away is passed over."""
 
@@ -159,7 +161,7 @@ class ServerRecovery:
                 return False
             well = [url for i, url in enumerate(self._system.server_urls) if i not in lost]
             if well:
-                await self._notify(RolloutWorker.set_servers, well)
+                await self._use(well)
             else:
                 await self._notify(RolloutWorker.pause)
             async with UnwrappedTaskGroup() as group:
@@ -214,6 +216,11 @@ class ServerRecovery:
             for server, url in zip(self._system.servers, self._system.server_urls, strict=True)
             if server.name not in away
         ]
+        await self._use(urls)
+
+    async def _use(self, urls: Sequence[str]) -> None:
+        """Send requests to these servers alone, from now on."""
+        self.assignment.set_servers(urls)
         await self._notify(RolloutWorker.set_servers, urls)
 
     async def _notify(

@@ -71,6 +71,7 @@ class Supervisor:
         self._lost: asyncio.Queue[str] = asyncio.Queue()
         self._num_restarts: Counter[str] = Counter()
         self._pressure: Pressure | None = None
+        self._assignment = recovery.assignment
         self.workers: dict[str, Worker] = {}
         """The live workers by name."""
         self.handles: list[WorkerHandle[RolloutWorker]] = []
@@ -85,12 +86,13 @@ class Supervisor:
         is_full = self._pressure is not None and self._pressure.value >= FULL_STORE_SHARE
         return {"pixelstore": 0} if is_full else {}
 
-    async def store_metrics(self) -> dict[str, float]:
-        """Return what the PixelStore holds and did; nothing while it does not answer."""
+    async def metrics(self) -> dict[str, float]:
+        """Return how full the fullest server is, and what the PixelStore holds while it answers."""
+        own = {"inference/load_max_over_mean": self._assignment.max_over_mean}
         try:
-            return (await self._system.pixels.statistics_async()).as_metrics()
+            return {**own, **(await self._system.pixels.statistics_async()).as_metrics()}
         except PixelStoreError:
-            return {}
+            return own
 
     async def start_workers(self) -> list[WorkerHandle[RolloutWorker]]:
         """Start every rollout worker and return the actors.
@@ -153,7 +155,9 @@ class Supervisor:
         for handle in handles:
             handle.actor.serve.remote()
             name = _name(handle.rank)
-            self.workers[name] = RayWorker(handle, name, self._plan.spec.browser.num_slots)
+            self.workers[name] = RayWorker(
+                handle, name, self._plan.spec.browser.num_slots, self._assignment
+            )
             self.handles = [known for known in self.handles if known.rank != handle.rank]
             self.handles.append(handle)
         self._recovery.workers = self.handles
@@ -167,6 +171,7 @@ class Supervisor:
             )
         self._num_restarts[name] += 1
         self._view.note(f"rollout {name} died; restart {self._num_restarts[name]} of {limit}")
+        self._assignment.release_worker(name)
         dead = next(handle for handle in self.handles if _name(handle.rank) == name)
         self._system.scheduler.forget(dead)
         await self._start([self._create(dead.rank)])

@@ -57,8 +57,8 @@ class ServerModel(Section):
     max_running: Annotated[Count, "Typical: 48."] = 48
     """Requests that run at once; the configuration's unless set here."""
     is_sticky: bool = True
-    """An episode stays on one server, as `webrl` routes it; otherwise every request goes to the
-    server that has the fewest."""
+    """An episode stays on the server that had the fewest at its start, as `webrl` routes it; otherwise
+    every request goes to the server that has the fewest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,10 +6,9 @@ Its steps are events, see `webrl.simulate.events`; the slot's task wakes once, a
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Sequence
 
-from awrl_rollout import EpisodeContext, EpisodeRequest, EpisodeResult
+from awrl_rollout import EpisodeAssignment, EpisodeContext, EpisodeRequest, EpisodeResult
 
 from webrl.simulate.events import EventLine
 from webrl.simulate.plans import EpisodePlan, PlanSource
@@ -38,8 +37,8 @@ class SimulatedEpisodes:
 
     Args:
         servers: Where requests are answered.
-        is_sticky: Whether an episode stays on one, as the real router has it; or each request
-            goes to the one with the fewest.
+        is_sticky: Whether an episode stays on the one that the real assignment gives it; or each
+            request goes to the one with the fewest.
     """
 
     def __init__(
@@ -51,6 +50,7 @@ class SimulatedEpisodes:
         is_sticky: bool = True,
     ) -> None:
         self._is_sticky = is_sticky
+        self._assignment = EpisodeAssignment(map(str, range(len(servers))))
         self._line = line
         self._servers = servers
         self._plans = plans
@@ -63,7 +63,8 @@ class SimulatedEpisodes:
         loop = asyncio.get_running_loop()
         servers = self._servers
         if self._is_sticky:
-            servers = [servers[zlib.crc32(request.episode_id.encode()) % len(servers)]]
+            name = self._assignment.assign("", [request.episode_id])[request.episode_id]
+            servers = [servers[int(name)]]
         run = _Run(self._line, servers, self._plans.plan(request), loop.create_future())
         now_s = loop.time()
         self._line.at(now_s + run.plan.reset_s, run.ask)
@@ -73,6 +74,7 @@ class SimulatedEpisodes:
             await run.end
         finally:
             self.num_running -= 1
+            self._assignment.release("", [request.episode_id])
         return EpisodeResult(
             is_success=run.plan.is_success,
             payload=run.plan,

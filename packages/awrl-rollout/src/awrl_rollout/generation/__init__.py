@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from awrl_rollout.generation.assignment import EpisodeAssignment
 from awrl_rollout.generation.generator import InterruptibleGenerator
 from awrl_rollout.generation.protocol import GenerateClient, GenerateRequest, GenerateResult
 from awrl_rollout.generation.router import StickyRouter
 
 __all__ = [
+    "EpisodeAssignment",
     "GenerateClient",
     "GenerateRequest",
     "GenerateResult",

@@ -3,7 +3,8 @@
 Invariants:
 
 * all attempts of one key (an episode, or a group of siblings) go to one server, so that its prefix
-  cache serves every further turn and every resubmission;
+  cache serves every further turn and every resubmission: the one it was assigned, else the one that
+  the key belongs to by rendezvous hashing;
 * a server that joins or leaves moves only the keys that it gains or loses (rendezvous hashing);
 * after `set_servers` no further attempt goes to a server that is not among them;
 * a server that gave no answer rests for a while, and its keys go to their second choice; when all
@@ -13,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from awrl_rollout.clock import Clock, RealClock
@@ -55,7 +56,17 @@ class StickyRouter:
         self._clients: dict[str, ServerClient] = {}
         self._servers: tuple[str, ...] = ()
         self._rests_until_s: dict[str, float] = {}
+        self._assigned: dict[str, str] = {}
         self.set_servers(servers)
+
+    def assign(self, servers: Mapping[str, str]) -> None:
+        """Send the attempts of these keys to the named servers, as long as those are well."""
+        self._assigned |= servers
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop the assignments of keys that ask no more."""
+        for key in keys:
+            self._assigned.pop(key, None)
 
     def set_servers(self, servers: Iterable[str]) -> None:
         """Route to these servers from now on; attempts on their way are not touched."""
@@ -107,6 +118,9 @@ class StickyRouter:
             raise ServerUnavailableError("servers must be at least one, got none. All are down.")
         now_s = self._clock.time() if self._rests_until_s else 0.0
         awake = [name for name in self._servers if self._rests_until_s.get(name, now_s) <= now_s]
+        assigned = self._assigned.get(key)
+        if assigned is not None and assigned in (awake or self._servers):
+            return assigned
         return max(awake or self._servers, key=lambda name: _weight(name, key))
 
 
