@@ -57,7 +57,7 @@ class UpdateResult:
 
 
 @dataclass(kw_only=True, slots=True)
-class Tally:
+class UpdateTally:
     """What an update collects on its way: parts and losses of steps that were taken."""
 
     parts: list[Mapping[str, Tensor | float]] = field(
@@ -108,7 +108,7 @@ class UpdateRunner:
         started = self._clock()
         self._agree(rows, version, is_update=True)
         self._optimizer.zero_grad()
-        tally = Tally()
+        tally = UpdateTally()
         mini_batches = plan_mini_batches(
             rows,
             version,
@@ -144,7 +144,7 @@ class UpdateRunner:
         plan = plan_ranks(rows, self._config)[0]
         results: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(rows)
         for micro_batch in plan:
-            micro = self._prepare(rows, micro_batch, Tally())
+            micro = self._prepare(rows, micro_batch, UpdateTally())
             with torch.no_grad():
                 values = self._policy(micro.kwargs, micro.sources, micro.labels).logprobs
             counts = [rows[index].num_trainable_tokens for index in micro_batch.row_indices]
@@ -176,7 +176,7 @@ class UpdateRunner:
         return self._config.loss.proximal_method in ("recompute", "metrics")
 
     def _proximal_pass(
-        self, rows: Sequence[TrainRow], mini_batch: MiniBatch, tally: Tally
+        self, rows: Sequence[TrainRow], mini_batch: MiniBatch, tally: UpdateTally
     ) -> list[Tensor]:
         values: list[Tensor] = []
         for micro_batch in mini_batch.micro_batches:
@@ -191,7 +191,7 @@ class UpdateRunner:
         mini_batch: MiniBatch,
         proximal: list[Tensor] | None,
         version: int,
-        tally: Tally,
+        tally: UpdateTally,
     ) -> list[Tensor]:
         """Accumulate gradients over micro-batches and step; return log-probs before the step."""
         before: list[Tensor] = []
@@ -222,7 +222,7 @@ class UpdateRunner:
         snapshot: Tensor | None,
         denominator: float,
         version: int,
-        tally: Tally,
+        tally: UpdateTally,
     ) -> tuple[Tensor, Tensor, Mapping[str, Tensor | float]]:
         reference = None
         if self._reference is not None:
@@ -244,7 +244,7 @@ class UpdateRunner:
         return loss.detach(), current.logprobs.detach(), metrics
 
     def _prepare(
-        self, rows: Sequence[TrainRow], micro_batch: MicroBatch, tally: Tally
+        self, rows: Sequence[TrainRow], micro_batch: MicroBatch, tally: UpdateTally
     ) -> MicroTensors:
         with self._timed(tally, "collate"):
             return run_or_fail_together(
@@ -261,7 +261,9 @@ class UpdateRunner:
                 advice="See that rank's log; this optimizer step was not taken.",
             )
 
-    def _metrics(self, rows: Sequence[TrainRow], version: int, tally: Tally) -> dict[str, float]:
+    def _metrics(
+        self, rows: Sequence[TrainRow], version: int, tally: UpdateTally
+    ) -> dict[str, float]:
         metrics = merge_over_ranks(tally.parts, self._group)
         taken = [step for step in tally.steps if not step.is_skipped]
         if taken:
@@ -278,7 +280,7 @@ class UpdateRunner:
         return metrics | off_policyness_metrics(rows, version)
 
     @contextmanager
-    def _timed(self, tally: Tally, name: str) -> Generator[None]:
+    def _timed(self, tally: UpdateTally, name: str) -> Generator[None]:
         started = self._clock()
         yield
         tally.seconds[name] = tally.seconds.get(name, 0.0) + self._clock() - started

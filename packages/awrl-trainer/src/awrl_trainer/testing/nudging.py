@@ -14,7 +14,7 @@ from torch import Tensor
 
 from awrl_trainer.ranks import run_or_fail_together
 from awrl_trainer.rows import TrainRow
-from awrl_trainer.update import Tally, UpdateRunner
+from awrl_trainer.update import UpdateRunner, UpdateTally
 from awrl_trainer.update_plan import MiniBatch
 
 _GRADIENT = 1e-3
@@ -37,7 +37,7 @@ class NudgingRunner(UpdateRunner):
         return metrics
 
     def _proximal_pass(
-        self, rows: Sequence[TrainRow], mini_batch: MiniBatch, tally: Tally
+        self, rows: Sequence[TrainRow], mini_batch: MiniBatch, tally: UpdateTally
     ) -> list[Tensor]:
         """Return no log-probs: nobody reads them."""
         return []
@@ -48,7 +48,7 @@ class NudgingRunner(UpdateRunner):
         mini_batch: MiniBatch,
         proximal: list[Tensor] | None,
         version: int,
-        tally: Tally,
+        tally: UpdateTally,
     ) -> list[Tensor]:
         """Collate every micro-batch, and step with one gradient for all weights."""
         for micro_batch in mini_batch.micro_batches:
