@@ -151,7 +151,11 @@ def count_memory(config: WebRLConfig, shape: PolicyShape) -> MemoryBudget:
         "reference": reference,
         "CUDA": CONTEXT_BYTES if has_gpus else 0,
     }
-    rank_host = {"moments": moments if offload and has_gpus else 0, "process": RANK_HOST_BYTES}
+    rank_host = {
+        "moments": moments if offload and has_gpus else 0,
+        "staged checkpoint": 4 * shape.num_weights // ranks + moments,
+        "process": RANK_HOST_BYTES,
+    }
     text = shape.text
     return MemoryBudget(
         rank_state=rank_state,
@@ -164,7 +168,7 @@ def count_memory(config: WebRLConfig, shape: PolicyShape) -> MemoryBudget:
             "weights": weights // config.tp_size,
             "publish bucket": min(actor.publish_bucket_bytes, weights),
         },
-        node=_node(config, sum(rank_host.values()), ranks),
+        node=_node(config, sum(rank_host.values()), ranks) | {"staged snapshot": weights},
         checkpoint=4 * shape.num_weights + 8 * shape.num_trained + weights,
         publish=weights,
         kv_per_token=2 * compute * text["layers"] * text["keys"] // config.tp_size,

@@ -89,7 +89,7 @@ def test_a_dry_run_counts_memory_and_refuses_what_a_named_card_can_not_hold(
     out = capsys.readouterr().out
     assert "# memory, in GB" in out
     assert "weights 17.5, gradients 16.4, CUDA 1.5" in out
-    assert "trainer rank, host 36.8: moments 32.8" in out
+    assert "trainer rank, host 87.1: moments 32.8, staged checkpoint 50.3" in out
     assert main([*command, "cluster.gpu_memory_bytes=24000000000"]) == 2
     assert "before any activation, of 24.0" in capsys.readouterr().err
 

@@ -229,6 +229,8 @@ async def launch(
         stack.callback(scheduler.shutdown)
         network = network_of(scheduler.node_ids)
         pixels = await asyncio.to_thread(_pixel_store, config, scheduler, run_id)
+        # Shards that were lost with a node, or whose store was not closed in time, may be back.
+        stack.push_async_callback(_quietly, partial(asyncio.to_thread, _end_stores, run_id))
         stack.push_async_callback(_quietly, pixels.aclose)
         system = System(
             scheduler=scheduler,
@@ -258,13 +260,17 @@ async def launch(
         yield system
 
 
+def _end_stores(run_id: str) -> int:
+    """End the shards of every run of this folder; return how many there were."""
+    return end_pixel_stores(f"{run_id.rpartition('-')[0]}-")
+
+
 def _pixel_store(config: WebRLConfig, scheduler: RayScheduler, run_id: str) -> PixelStoreClient:
     """Return the run's store, its shards on the nodes that put to it.
 
     On a cluster that outlives a run, one whose process was killed has left its shards behind.
     """
-    before = run_id.rpartition("-")[0]
-    if num_left := end_pixel_stores(f"{before}-"):
+    if num_left := _end_stores(run_id):
         logger.warning("ended %d shards that a killed process of this run left", num_left)
     return get_or_create_pixel_store(
         run_id,

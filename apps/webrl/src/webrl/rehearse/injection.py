@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from webrl.rehearse.targets import CONTROLLER, KINDS, find_targets
+from webrl.rehearse.targets import CONTROLLER, KINDS, SHARD, find_targets
 
 RECOVERY_DEADLINE_S = 300.0
 """A run that trains nothing for this long after a fault counts as stopped."""
@@ -249,7 +249,8 @@ async def _inject(
         return False
     if not injection.kills_all:
         targets = [rng.choice(targets)]
-    below = _whole_run(roots) if injection.kind == CONTROLLER else []
+    # Detached, on a cluster that lasts: a resume ends the shards that the killed process left.
+    below = _whole_run(roots, but=SHARD) if injection.kind == CONTROLLER else []
     at_s = time.monotonic() - run.started_s
     outcome.faults.append(InjectedFault(kind=injection.kind, at_s=at_s))
     show(
@@ -283,11 +284,11 @@ async def _interrupt(run: _TrainProcess, outcome: ChaosOutcome) -> None:
     await _expect_gone(below, ORPHAN_DEADLINE_S, "after Ctrl-C", outcome)
 
 
-def _whole_run(roots: Sequence[psutil.Process]) -> list[psutil.Process]:
+def _whole_run(roots: Sequence[psutil.Process], but: str = "") -> list[psutil.Process]:
     """Return everything that must end with the run; a cluster that it joined stays."""
     processes = roots[0].children(recursive=True)
     for kind in KINDS:
-        if kind != CONTROLLER:
+        if kind not in (CONTROLLER, but):
             processes += find_targets(roots[1:], kind)
     return processes
 

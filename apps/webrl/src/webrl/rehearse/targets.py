@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 
+SHARD = "pixel store shard"
+
 CONTROLLER = "controller"
 """The process of `webrl train` itself; after its death the run has to be resumed."""
 
@@ -51,7 +53,7 @@ _TESTS: dict[str, Callable[[psutil.Process], bool]] = {
     "browser": _is_browser,
     "rollout worker": _is_actor("RolloutWorker"),
     "inference server": _is_server("rollout"),
-    "pixel store shard": _is_actor("ShardActor"),
+    SHARD: _is_actor("ShardActor"),
     "trainer rank": _is_actor("UpdateEngine", "RehearsedEngine"),
     "server supervisor": _is_actor("InferenceServer"),
     "test server": _is_server("test-rollout"),
