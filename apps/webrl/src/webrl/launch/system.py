@@ -230,7 +230,7 @@ async def launch(
         network = network_of(scheduler.node_ids)
         pixels = await asyncio.to_thread(_pixel_store, config, scheduler, run_id)
         # Shards that were lost with a node, or whose store was not closed in time, may be back.
-        stack.push_async_callback(_quietly, partial(asyncio.to_thread, _end_stores, run_id))
+        stack.push_async_callback(_quietly, lambda: asyncio.to_thread(_end_stores, run_id))
         stack.push_async_callback(_quietly, pixels.aclose)
         system = System(
             scheduler=scheduler,
