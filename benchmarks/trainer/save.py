@@ -36,20 +36,8 @@ def make_actor(args: argparse.Namespace) -> tuple[FSDPActor, Any]:
     return FSDPActor(build(args), config, collate=collate_from(inputs), device=args.device), rows
 
 
-def main() -> None:
-    """Measure, print one object, and write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", nargs=1, default=["2b"])
-    parser.add_argument("--kind", nargs=1, default=["text"])
-    parser.add_argument("--tokens", type=int, default=16384, help="tokens of a micro-batch")
-    parser.add_argument("--micro-batches", type=int, default=16, help="of an update")
-    parser.add_argument("--trainable", type=int, default=256, help="trainable tokens of a row")
-    parser.add_argument("--steps", type=int, default=3, help="updates without a save")
-    parser.add_argument("--folder", type=Path, required=True, help="on the disk that is measured")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    args.variant = "actor"
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the seconds of updates and saves."""
     actor, rows = make_actor(args)
 
     def timed(act: Any) -> float:
@@ -87,7 +75,7 @@ def main() -> None:
         )
         shutil.rmtree(args.folder / "background")
     step_s = sorted(plain_s)[len(plain_s) // 2]
-    result = {
+    return {
         "shape": args.shape[0],
         "update_s": step_s,
         "waited_save_s": waited_s,
@@ -96,6 +84,23 @@ def main() -> None:
         "waited_share": waited_s / step_s,
         "torch": torch.__version__,
     }
+
+
+def main() -> None:
+    """Measure, print one object, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", nargs=1, default=["2b"])
+    parser.add_argument("--kind", nargs=1, default=["text"])
+    parser.add_argument("--tokens", type=int, default=16384, help="tokens of a micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=16, help="of an update")
+    parser.add_argument("--trainable", type=int, default=256, help="trainable tokens of a row")
+    parser.add_argument("--steps", type=int, default=3, help="updates without a save")
+    parser.add_argument("--folder", type=Path, required=True, help="on the disk that is measured")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    args.variant = "actor"
+    result = measure(args)
     print(json.dumps(result))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
