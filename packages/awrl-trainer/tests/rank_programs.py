@@ -10,7 +10,8 @@ import itertools
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +31,7 @@ from awrl_trainer import (
     TrainRow,
     collate_text,
     latest_complete_checkpoint,
+    open_store,
 )
 from awrl_trainer.folders import mark_complete
 from awrl_trainer.optimizer import SteppedOptimizer
@@ -37,6 +39,7 @@ from awrl_trainer.policy_module import PolicyModule
 from awrl_trainer.ranks import gathered
 from awrl_trainer.sharding import data_parallel_mesh, parameters_on_meta, shard_module
 from awrl_trainer.testing import TinyImagePolicy, TinyPolicy
+from awrl_trainer.weights.group import destroy_group, form_group
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -432,6 +435,40 @@ def meta_init(_: Path) -> Any:
         for each in (actor, eager):
             each.update(make_rows(4, seed=step))
     return num_real, full_weights(actor.policy), full_weights(eager.policy)
+
+
+@contextmanager
+def group_with_servers() -> Generator[None]:
+    """What publishing leaves on rank 0 alone: a group more than the other ranks have."""
+    group = None
+    if dist.get_rank() == 0:
+        store = open_store("127.0.0.1", rank=0, world_size=1, timeout_s=20)
+        group = form_group(
+            store, rank=0, world_size=1, group_name="servers", backend="gloo", timeout_s=20
+        )
+    yield
+    if group is not None:
+        destroy_group(group)
+
+
+@program
+def saved_while_joined_to_servers(directory: Path) -> Any:
+    """A snapshot alone, then a checkpoint with one; also by an actor made after rank 0 joined."""
+    root = directory / f"joined_{dist.get_world_size()}"
+    early = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
+    paths: list[list[str]] = []
+    with group_with_servers():
+        late = FSDPActor(TinyPolicy(), sgd(), collate=collate_text)
+        for name, actor in (("early", early), ("late", late)):
+            folder = root / name
+            writer = SnapshotWriter(folder / "policies", keep=2)
+            for state in (None, folder / "state"):
+                actor.start_save(state, snapshots=writer)
+                actor.update(make_rows(4))
+                actor.finish_save()
+            dist.barrier()
+            paths.append(sorted(str(each.relative_to(folder)) for each in folder.glob("*/*")))
+    return paths
 
 
 @program

@@ -192,6 +192,12 @@ def test_a_checkpoint_of_two_ranks_loads_on_one(
             assert torch.equal(value, their_weights[name])
 
 
+def test_saving_works_while_rank_0_alone_is_joined_to_the_servers(on_two_ranks: OnTwoRanks) -> None:
+    both = on_two_ranks("saved_while_joined_to_servers")
+    assert both[0] == both[1]
+    assert both[0] == [["policies/version_0", "policies/version_1", "state/version_1"]] * 2
+
+
 @pytest.mark.requirement("xccl-broadcast")
 def test_gathered_buckets_and_snapshots_hold_the_trainers_bytes_in_one_order(
     on_two_ranks: OnTwoRanks,

@@ -44,7 +44,7 @@ class SaveReport:
 
 
 class CheckpointSaver:
-    """Saves on one rank; every method is called on all ranks, with the same arguments.
+    """Saves on one rank; it is made and its methods are called on all ranks, with the same arguments.
 
     Args:
         module: The sharded policy.
@@ -63,9 +63,18 @@ class CheckpointSaver:
     ) -> None:
         self._module = module
         self._optimizer = optimizer
-        self._group = group
-        self._timeout = timedelta(seconds=timeout_s)
-        self._own_group: dist.ProcessGroup | None = None
+        ranks = dist.get_process_group_ranks(group)
+        own_group = dist.new_group(
+            ranks,
+            backend="gloo",
+            timeout=timedelta(seconds=timeout_s),
+            # A name from a hash counts the groups in the process, and only the first rank joins the
+            # one with the servers.
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+        )
+        assert isinstance(own_group, dist.ProcessGroup)
+        self.group: dist.ProcessGroup = own_group
+        """The ranks, over gloo, with the time that a disk may take."""
         self._stager: BlockingAsyncStager | None = None
         self._staged_names: frozenset[str] = frozenset()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -160,21 +169,6 @@ class CheckpointSaver:
         if self._pending is not None:
             self._pending.exception()
             self._pending = None
-        _ = self.group
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """The ranks, over gloo, with the time that a disk may take; first asked for by all of them."""
-        if self._own_group is None:
-            own_group = dist.new_group(
-                dist.get_process_group_ranks(self._group),
-                backend="gloo",
-                timeout=self._timeout,
-                use_local_synchronization=True,
-            )
-            assert isinstance(own_group, dist.ProcessGroup)
-            self._own_group = own_group
-        return self._own_group
 
     def _write(
         self,
