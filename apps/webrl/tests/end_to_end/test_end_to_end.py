@@ -99,7 +99,9 @@ def test_a_resumed_run_goes_on_whatever_is_killed_and_an_interrupt_leaves_no_pro
     assert verdict.num_updates > 3 * len(KINDS) - 5
     assert verdict.num_episodes > 0
     steps = runs.lines(trained)
-    # The first episodes after a resume are of the resumed version.
+    # What had finished is trained on first, then what the resumed version samples.
+    assert re.search(r"[1-9]\d* finished episodes need not run again", outcome.text)
+    assert steps[-1]["rollout/restored_episodes"] > 0
     assert steps[2]["off_policyness/max"] <= 1
     assert [s for s in runs.samples(trained) for step in s["steps"] if 2 in step["versions"]]
 
