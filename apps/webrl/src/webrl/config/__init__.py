@@ -21,9 +21,9 @@ from webrl.config.published import (
 from webrl.config.reference import field_docs, reference_page
 from webrl.config.rules import Count, NonNegative, Positive, Section
 from webrl.config.run import WebRLConfig, check_dataset_size
-from webrl.config.sections import JudgeSection, TaskSection
 from webrl.config.spelling import all_keys
 from webrl.config.summary import config_warnings, describe_plan
+from webrl.config.web_sections import JudgeSection, TaskSection
 
 __all__ = [
     "PROXIMAL_CHOICES",

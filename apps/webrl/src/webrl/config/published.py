@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from webrl.config.sections import ActorSection
+from webrl.config.model_sections import ActorSection
 from webrl.errors import Problem
 
 

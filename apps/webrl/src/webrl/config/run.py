@@ -6,25 +6,25 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from webrl.allocation import Allocation, Role, parse_allocation
+from webrl.config.model_sections import (
+    ActorSection,
+    GenerationSection,
+    InferenceSection,
+    PolicySection,
+)
 from webrl.config.published import proximal_problems, server_problems
 from webrl.config.rules import Count, Natural, Positive, Section, Text, breach
 from webrl.config.sections import (
-    ActorSection,
     CheckpointSection,
     ClusterSection,
-    EnvSection,
-    GenerationSection,
-    InferenceSection,
-    JudgeSection,
     LoggingSection,
     PixelStoreSection,
-    PolicySection,
     RecoverSection,
     RolloutSection,
     SchedulerSection,
-    TaskSection,
     TestRolloutSection,
 )
+from webrl.config.web_sections import EnvSection, JudgeSection, TaskSection
 from webrl.errors import ConfigError, Problem
 
 

@@ -1,0 +1,214 @@
+"""Sections of the configuration: tasks, browsers, the judge.
+
+The text beneath a field is what the key's documentation says.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from msgspec import Meta
+
+from webrl.config.rules import (
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    Section,
+    Text,
+    breach,
+)
+from webrl.errors import Problem
+from webrl.loopback import is_loopback
+from webrl.page_size import broken_page_size
+
+LONGEST_EPISODE = 30
+"""Most actions of a task that sets its own limit; a file's task with a higher one should be given
+`max_steps`, so that the pixel store is sized for it."""
+LARGEST_VIEWPORT = (1280, 720)
+"""What a task may bring when the configuration leaves the page size to it."""
+BYTES_PER_PIXEL = {"jpeg": 0.2, "png": 1.0}
+"""Upper end of what busy pages take: 150 KB for a JPEG of 1280 x 720, five times that for a PNG."""
+SCREENSHOT_FLOOR_BYTES = 2048
+"""Headers and tables of the smallest encoded picture, with some room."""
+NODE_LABEL = re.compile(r"[\w./-]+=[\w.-]+")
+"""Ray's form of a label."""
+ENVIRONMENT_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+"""Capitals only: a key that was pasted in place of the name by mistake is no such name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSection(Section):
+    """One task, or one file of tasks, to train and evaluate on."""
+
+    name: Annotated[Text, "List the names with: webrl tasks."]
+    """A name that `webrl tasks` lists, such as `miniwob/click-test-2`; or a file of tasks:
+    `tasks:PATH` for those of one's own, `webgym:PATH` for WebGym's format, which needs a judge."""
+    split: Literal["both", "train", "test"] = "both"
+    """What the tasks are for: training, the test rollout and `webrl eval`, or both."""
+    max_steps: Annotated[Count, "An episode needs one action."] | None = None
+    """Actions of one episode before it ends as a failure; each task's own limit when unset, which
+    for `webgym:PATH` goes by difficulty: 10, 20, 30 in training, 30, 50, 70 in tests."""
+    test_max_steps: Annotated[Count, "Leave it out for max_steps."] | None = None
+    """The same for the test rollout; `max_steps`, else each task's own limit, when unset."""
+    weight: Annotated[Positive, "Remove the task to never draw it."] = 1.0
+    """How often the task is drawn, relative to the others."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether a judge decides about the episodes."""
+        return self.name.startswith("webgym:")
+
+    @property
+    def most_steps(self) -> int:
+        """Upper bound of a training episode's actions."""
+        return self.max_steps or LONGEST_EPISODE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvSection(Section):
+    """Rollout workers and their browsers."""
+
+    num_workers: Annotated[Count, "Someone must run the episodes."] = 1
+    """Rollout worker processes, each with a browser of its own."""
+    slots_per_worker: Annotated[Count, "Use 1 for one at a time."] = 16
+    """Episodes that one worker can run at one moment."""
+    cpus_per_slot: Annotated[Positive, "Typical value: 0.125."] | None = None
+    """Logical CPUs that Ray sets aside for each slot of a worker; unset: a worker declares as much
+    as every other process, one at most."""
+    node_label: str | None = None
+    """Ray label, written `name=value`, of the only machines that run browsers; any when unset."""
+    viewport_width: Annotated[int, Meta(ge=16, le=8192), "Typical values: 1280 and 720."] | None = (
+        None
+    )
+    """Width of page and screenshot in CSS pixels; each task's own when unset."""
+    viewport_height: (
+        Annotated[int, Meta(ge=16, le=8192), "Typical values: 1280 and 720."] | None
+    ) = None
+    """Height of page and screenshot in CSS pixels; each task's own when unset."""
+    action_mode: Literal["coordinates", "set_of_marks"] = "coordinates"
+    """How the policy says where: by a point of a grid, or by the number that the screenshot shows
+    beside an element. Decides screenshots, prompt and grammar."""
+    screenshot_format: Literal["png", "jpeg"] = "jpeg"
+    """What the policy sees and the pixel store holds: `png` for small flat pages."""
+    jpeg_quality: Annotated[int, Meta(ge=1, le=100), "Typical value: 80."] = 80
+    """Quality of `jpeg` screenshots, 1 to 100."""
+    reset: Literal["keep_page", "reload", "new_context"] | None = None
+    """How an episode starts clean; each task's own way when unset."""
+    history_window: Annotated[Count, "The policy needs a screenshot."] = 1
+    """Screenshots in one prompt: the newest and the ones before it."""
+    action_timeout_s: Annotated[Positive, "Typical value: 10."] = 10.0
+    """Deadline of one browser action, in seconds."""
+    episode_timeout_s: Annotated[Positive, "Typical value: 120."] = 120.0
+    """Deadline of one episode, in seconds; past it the episode is a fault, not a failure. Its own
+    actions may take half of it: past that it ends as a failure."""
+    page_latency_s: Annotated[NonNegative, "Use 0 for none."] = 0.0
+    """Mean of an artificial wait before each action, in seconds: a slow site on a fast machine."""
+    page_latency_cv: Annotated[NonNegative, "Use 0 for a fixed wait."] = 1.0
+    """Coefficient of variation of that wait, lognormal and fixed by task, seed and step."""
+    num_train_seeds: Annotated[Count, "Typical: 100000."] = 100_000
+    """Training seeds of each task; an epoch visits every task with every one of them."""
+    recycle_after_episodes: Annotated[Count, "Typical: 2000."] = 2000
+    """Episodes after which a browser process is replaced."""
+    recycle_after_s: Annotated[Positive, "Typical value: 3600."] = 3600.0
+    """Age in seconds at which a browser process is replaced."""
+    recycle_above_bytes: Annotated[int, Meta(ge=1 << 28), "Typical: 4294967296."] | None = None
+    """Memory of a browser with all its processes above which it is replaced and its largest page
+    ended; unset: 2 GiB and 256 MiB for each slot."""
+
+    def contradictions(self) -> list[Problem]:
+        """A label is one; a viewport has two sides, and a shape that a policy can be shown."""
+        label = self.node_label
+        if label is not None and not NODE_LABEL.fullmatch(label):
+            remedy = "Give what `ray start --labels` was given, such as browsers=true."
+            return [breach("node_label", "written name=value", label, remedy)]
+        width, height = self.viewport_width, self.viewport_height
+        if width is not None and height is not None:
+            rule = broken_page_size(width, height)
+            if rule is None:
+                return []
+            return [breach("viewport_width", rule, f"{width} x {height}", "Use e.g. 1280 x 720.")]
+        if width is height:
+            return []
+        rule = "set together with viewport_height, or neither"
+        return [breach("viewport_width", rule, self.viewport_width, "Give both.")]
+
+    @property
+    def num_slots(self) -> int:
+        """Episodes that all workers together can run at one moment."""
+        return self.num_workers * self.slots_per_worker
+
+    @property
+    def most_screenshot_bytes(self) -> int:
+        """Upper estimate of one stored screenshot."""
+        width, height = LARGEST_VIEWPORT
+        pixels = (self.viewport_width or width) * (self.viewport_height or height)
+        return int(pixels * BYTES_PER_PIXEL[self.screenshot_format]) + SCREENSHOT_FLOOR_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeSection(Section):
+    """A vision-language model behind an OpenAI-compatible server, for `webgym:PATH` tasks."""
+
+    url: str | None = None
+    """Base address of the server, such as `https://api.example/v1`; no judge when unset."""
+    model: str | None = None
+    """Name of the model there; must be set with `judge.url`."""
+    api_key_env: str | None = None
+    """Name of the environment variable with the key, on every machine with rollout workers; no key
+    is sent when unset."""
+    deadline_s: Annotated[Positive, "Typical value: 120."] = 120.0
+    """Limit for one verdict, retries included, in seconds; waiting for one of the `max_concurrent`
+    places does not count. Past it the episode is a fault."""
+    request_timeout_s: Annotated[Positive, "Typical value: 60."] = 60.0
+    """Limit for one request, in seconds."""
+    max_retries: Annotated[Natural, "Use 0 for none."] = 3
+    """Requests after one that failed or was not answered in form."""
+    max_concurrent: Annotated[Count, "Typical value: 8."] = 8
+    """Requests of one rollout worker at one moment."""
+    max_screenshots: Annotated[Count, "Typical value: 16."] = 16
+    """Screenshots of one request; of more the model first picks the relevant ones."""
+    max_answer_tokens: Annotated[Count, "Typical value: 1024."] | None = 1024
+    """Most tokens of one answer, the reasoning in it included; no limit is sent when `none`."""
+    token_limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the server calls that limit: reasoning models of some providers want the longer name."""
+    temperature: Annotated[float, Meta(ge=0, le=2), "Use 0, or none to send none."] | None = 0.0
+    """Sampling temperature; none is sent when `none`, as some reasoning models refuse it."""
+
+    def contradictions(self) -> list[Problem]:
+        """An address that can be asked, a model there, and no secret in either."""
+        problems: list[Problem] = []
+        name = self.api_key_env
+        if name is not None and not ENVIRONMENT_VARIABLE.fullmatch(name):
+            # What stands here may be the key itself: it is not repeated.
+            rule, shown = "the name of an environment variable", f"{len(name)} other characters"
+            problems.append(breach("api_key_env", rule, shown, "Use e.g. JUDGE_API_KEY."))
+        if self.url is None:
+            return problems
+        if not (self.model and self.model.strip()):
+            rule = "set together with judge.url"
+            remedy = "Name a model of the server that reads images."
+            problems.append(breach("model", rule, self.model, remedy))
+        broken = _broken_address(self.url, has_key=name is not None)
+        if broken is not None:
+            problems.append(breach("url", *broken, "Use e.g. https://api.example/v1."))
+        return problems
+
+
+def _broken_address(url: str, *, has_key: bool) -> tuple[str, str] | None:
+    """Return the rule that an address breaks, and how to show it without a secret."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return "a well-formed address", "something else"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "an address with http:// or https://", "something else"
+    if parts.username is not None or parts.password is not None or parts.query:
+        return "an address without user, password or query (use api_key_env)", parts.hostname
+    if has_key and parts.scheme == "http" and not is_loopback(parts.hostname):
+        return "https:// where a key is sent to another machine", f"http://{parts.hostname}"
+    return None
