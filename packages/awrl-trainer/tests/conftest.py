@@ -24,6 +24,7 @@ def _load_programs() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    sys.path.insert(0, str(_SCRIPT.parent))
     spec.loader.exec_module(module)
     return module
 

@@ -40,6 +40,7 @@ from awrl_trainer.ranks import gathered
 from awrl_trainer.sharding import data_parallel_mesh, parameters_on_meta, shard_module
 from awrl_trainer.testing import TinyImagePolicy, TinyPolicy
 from awrl_trainer.weights.group import destroy_group, form_group
+from disk_trouble import DiskTrouble
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -282,34 +283,6 @@ def one_rank_fails(_: Path) -> Any:
             rows = make_rows(6, length=9, version=actor.version)
             attempt(f"collate: {error!r} at call {index}", actor.update, rows)
     return results, full_weights(actor.policy)
-
-
-class DiskTrouble:
-    """Refuses the one file operation of this process below a folder that comes after some others."""
-
-    EVENTS = frozenset({"open", "os.mkdir", "os.rename", "os.remove", "os.scandir", "os.listdir"})
-
-    def __init__(self) -> None:
-        self.folder = ""
-        self.num_left = 0
-        self.has_struck = False
-        sys.addaudithook(self._audit)
-
-    def begin(self, folder: Path, after: int) -> None:
-        self.folder, self.num_left = str(folder), after
-
-    def end(self) -> None:
-        self.folder = ""
-
-    def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
-        if not self.folder or event not in self.EVENTS:
-            return
-        if not str(arguments[0]).startswith(self.folder):
-            return
-        self.num_left -= 1
-        if self.num_left == -1:
-            self.has_struck = True
-            raise OSError(28, "No space left on device")
 
 
 def saved_in_background(actor: FSDPActor, root: Path) -> Path:
