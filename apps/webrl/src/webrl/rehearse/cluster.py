@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
@@ -106,6 +107,8 @@ def main(words: list[str]) -> None:
                 **address,
             }
             cluster.add_node(include_log_monitor=False, **cast("Any", arguments))
+        # A raylet that is killed must be gone, not a zombie: its workers look whether it lives.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         sys.stdout.write(f"{cluster.address}\n")
         sys.stdout.flush()
         sys.stdin.read()
