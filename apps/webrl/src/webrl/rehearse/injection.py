@@ -33,6 +33,9 @@ RECOVERY_DEADLINE_S = 300.0
 ORPHAN_DEADLINE_S = 30.0
 """Below a killed controller everything must end within this time."""
 
+LOOK_S = 0.2
+"""Between two looks whether a checkpoint is there."""
+
 DOWN_S = 15.0
 """What is switched off is back after this time."""
 
@@ -95,6 +98,8 @@ class RunCommand:
     """Added to this process's environment."""
     roots: Sequence[psutil.Process] = ()
     """Processes below which others of the run are, such as a cluster's."""
+    can_resume: Callable[[], bool] = lambda: True
+    """Whether there is something to go on from; the controller is not killed before."""
 
 
 def train_command(arguments: Sequence[str], run_dir: Path) -> RunCommand:
@@ -191,6 +196,8 @@ async def inject_faults(
         for injection in injections:
             await _let_work(run, injection.num_versions, start_deadline_s)
             await run.read(num_versions=None, limit_s=injection.delay_s)
+            if injection.kind == CONTROLLER:
+                await _let_save(run, command, start_deadline_s)
             if injection.kind in (switches or {}):
                 await _switch(run, injection.kind, (switches or {})[injection.kind], outcome, show)
             elif await _inject(run, injection, rng, outcome, show):
@@ -217,6 +224,20 @@ async def _let_work(run: _TrainProcess, num_versions: int, deadline_s: float) ->
     """
     if num_versions and not await run.read(num_versions=num_versions, limit_s=deadline_s):
         raise TimeoutError(f"no version was trained within {deadline_s:g} s")
+
+
+async def _let_save(run: _TrainProcess, command: RunCommand, deadline_s: float) -> None:
+    """Wait until a killed run can be resumed: a checkpoint is written in the background.
+
+    Raises:
+        EOFError: The run ended.
+        TimeoutError: It saves nothing.
+    """
+    end_s = time.monotonic() + deadline_s
+    while not command.can_resume():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"no checkpoint was written within {deadline_s:g} s")
+        await run.read(num_versions=None, limit_s=LOOK_S)
 
 
 async def _switch(

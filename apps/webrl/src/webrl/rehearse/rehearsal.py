@@ -16,9 +16,11 @@ from pathlib import Path
 
 import psutil
 from awrl_rollout import UnwrappedTaskGroup
+from awrl_trainer import latest_complete_checkpoint
 
 from webrl.config import WebRLConfig, to_toml
 from webrl.errors import ConfigError, Problem
+from webrl.records.run_folder import RunFolders
 from webrl.rehearse.cluster import DeclaredCluster, declared_cluster
 from webrl.rehearse.engine import UPDATE_S_VARIABLE
 from webrl.rehearse.fork_server import ForkServer, forking
@@ -199,6 +201,7 @@ def _run_command(
             SERVER_ARGUMENTS: plan.server_arguments,
         },
         roots=[cluster.process, psutil.Process(forks.pid)],
+        can_resume=lambda: latest_complete_checkpoint(RunFolders(run_dir).state) is not None,
     )
 
 

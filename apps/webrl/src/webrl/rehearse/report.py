@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from awrl_trainer import latest_complete_checkpoint
+
 from webrl.config import WebRLConfig
 from webrl.rehearse.injection import ChaosOutcome
 from webrl.rehearse.manifest import Manifest
@@ -153,7 +155,8 @@ def _checkpoint_lines(run_dir: Path, steps: Sequence[Mapping[str, float]]) -> li
                 f"  {name:<24}median {statistics.median(values):.3f}, most {max(values):.3f}"
             )
     for kind in ("trainer", "policy"):
-        for folder in sorted((run_dir / "checkpoints" / kind).glob("version_*"))[-1:]:
+        folder = latest_complete_checkpoint(run_dir / "checkpoints" / kind)
+        if folder is not None:
             files = [file for file in folder.rglob("*") if file.is_file()]
             size = sum(file.stat().st_size for file in files)
             lines.append(f"  {kind}: {folder.name}, {len(files)} files, {size / 1e6:.1f} MB")
