@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from webrl.config import WebRLConfig, check_dataset_size
@@ -101,13 +102,13 @@ def check_miniwob() -> Check:
     return Check("miniwob", False, "task pages not found", SETUP)
 
 
-def check_browser() -> Check:
-    """Look for a Chromium that can be started."""
+def check_browser(headless: Literal["shell", "new"] | None = None) -> Check:
+    """Look for a Chromium that can be started, of one kind where one is wanted."""
     # The browser's package brings Ray along, which `webrl --help` does not wait for.
     from webrl.browser.chromium import find_chromium  # noqa: PLC0415
 
     try:
-        return Check("browser", True, str(find_chromium()))
+        return Check("browser", True, str(find_chromium(headless=headless)))
     except PreflightError as error:
         return Check("browser", False, str(error), "Or run: make setup.")
 
@@ -341,7 +342,7 @@ def _episode_checks(config: WebRLConfig) -> list[Check]:
     """Look at what every episode needs, in training and in evaluation."""
     return [
         check_servers(config),
-        check_browser(),
+        check_browser(config.env.headless),
         check_miniwob(),
         check_tasks(config),
         check_judge(config),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import psutil
 import pytest
-from webrl.browser import find_chromium
+from webrl.browser import BrowserConfig, BrowserPool, find_chromium
+from webrl.browser.chromium import Headless
 from webrl.errors import PreflightError
 
 
@@ -63,3 +66,35 @@ def test_no_browser_is_answered_with_the_ways_to_get_one(tmp_path: Path) -> None
         find_chromium({"HOME": str(tmp_path)}, system_paths=[tmp_path / "none"])
     for way in ("playwright install", "apt-get install chromium-headless-shell", "AWRL_CHROMIUM"):
         assert way in str(caught.value)
+
+
+def test_only_a_browser_of_the_wanted_kind_is_taken(tmp_path: Path) -> None:
+    shell = _executable(tmp_path / "a/chromium-headless-shell")
+    whole = _executable(tmp_path / "a/chromium")
+    paths = [shell, whole]
+    assert find_chromium({}, headless="shell", system_paths=paths) == shell
+    assert find_chromium({}, headless="new", system_paths=paths) == whole
+    assert find_chromium({}, system_paths=paths) == shell
+    with pytest.raises(PreflightError, match="a whole Chromium must be installed"):
+        find_chromium({"HOME": str(tmp_path)}, headless="new", system_paths=[shell])
+
+
+def test_a_named_browser_of_the_other_kind_is_refused(tmp_path: Path) -> None:
+    shell = _executable(tmp_path / "chrome-headless-shell")
+    with pytest.raises(PreflightError, match="AWRL_CHROMIUM must be the path of a whole Chromium"):
+        find_chromium({"AWRL_CHROMIUM": str(shell)}, headless="new", system_paths=[])
+    assert find_chromium({"AWRL_CHROMIUM": str(shell)}, headless="shell") == shell
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("headless", "last"), [("shell", "--headless"), ("new", "--headless=new")])
+def test_a_browser_is_started_in_its_headless_mode(headless: Headless, last: str) -> None:
+    # The shell takes the other mode's switch too, so the command line can be seen without the other.
+    config = BrowserConfig(num_slots=1, headless=headless, executable_path=str(find_chromium()))
+
+    async def main() -> list[str]:
+        async with BrowserPool(config) as pool:
+            words = psutil.Process((await pool.browser()).pid).cmdline()
+            return [word for word in words if word.startswith("--headless")]
+
+    assert asyncio.run(main())[-1] == last

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from webrl.browser.chromium import Headless
 from webrl.errors import ConfigError
 
 ScreenshotFormat: TypeAlias = Literal["png", "jpeg"]
@@ -53,6 +54,8 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that may be open at one moment. Two cores are saturated by 4 to 8."""
     executable_path: str | None = None
     """Chromium to drive; the one that `find_chromium` finds when `None`."""
+    headless: Headless | None = None
+    """Kind of browser that is looked for; any, shells first, when `None`."""
     screenshot_format: ScreenshotFormat = "png"
     """`png` (lossless, cheapest for small flat pages) or `jpeg` (3x smaller on rich pages)."""
     is_marked: bool = False

@@ -21,7 +21,7 @@ import psutil
 from playwright.async_api import Browser, Playwright, async_playwright
 
 from webrl.browser.calls import Calls, quietly
-from webrl.browser.chromium import find_chromium
+from webrl.browser.chromium import find_chromium, headless_switches
 from webrl.browser.config import BrowserConfig
 from webrl.browser.devtools import DevTools
 from webrl.browser.processes import (
@@ -127,13 +127,13 @@ class LiveBrowser:
             PreflightError: There is no Chromium.
             BrowserFault: It did not start within its deadline.
         """
-        path = config.executable_path or str(find_chromium())
+        path = config.executable_path or str(find_chromium(headless=config.headless))
         known = _port_files(driver.folder)
         try:
             browser = await calls.run(
                 driver.playwright.chromium.launch(
                     executable_path=path,
-                    args=[*SWITCHES, *config.extra_args],
+                    args=[*SWITCHES, *headless_switches(config.headless), *config.extra_args],
                     env=browser_environment(driver.folder),
                 ),
                 config.deadlines.launch_s,

@@ -304,14 +304,22 @@ def _judge_problems(config: WebRLConfig) -> list[Problem]:
 
 def _time_problems(config: WebRLConfig) -> list[Problem]:
     """A page that the policy makes hang is found out before its episode is out of time."""
-    if config.env.action_timeout_s < config.env.episode_timeout_s / 2:
-        return []
-    message = (
-        f"must be < half of env.episode_timeout_s ({config.env.episode_timeout_s:g}), got "
-        f"{config.env.action_timeout_s:g}: else a page that the policy makes hang is a fault "
-        "instead of its failure. Lower it."
-    )
-    return [Problem(key="env.action_timeout_s", message=message)]
+    env = config.env
+    limits = {
+        "action_timeout_s": env.action_timeout_s,
+        "navigation_timeout_s": env.navigation_timeout_s,
+        "settle_timeout_s": env.settle_timeout_s or 0.0,
+    }
+    return [
+        Problem(
+            key=f"env.{name}",
+            message=f"must be < half of env.episode_timeout_s ({env.episode_timeout_s:g}), got "
+            f"{limit_s:g}: else a page that the policy makes hang is a fault instead of its "
+            "failure. Lower it.",
+        )
+        for name, limit_s in limits.items()
+        if limit_s >= env.episode_timeout_s / 2
+    ]
 
 
 def _room_problems(config: WebRLConfig) -> list[Problem]:

@@ -81,6 +81,9 @@ class EnvSection(Section):
     as every other process, one at most."""
     node_label: str | None = None
     """Ray label, written `name=value`, of the only machines that run browsers; any when unset."""
+    headless: Literal["shell", "new"] | None = None
+    """Kind of browser: `shell` is the headless shell, half the memory and twice as fast to start;
+    `new` is a whole Chromium without a window. Unset: the first that is found, shells first."""
     viewport_width: Annotated[int, Meta(ge=16, le=8192), "Typical values: 1280 and 720."] | None = (
         None
     )
@@ -101,7 +104,12 @@ class EnvSection(Section):
     history_window: Annotated[Count, "The policy needs a screenshot."] = 1
     """Screenshots in one prompt: the newest and the ones before it."""
     action_timeout_s: Annotated[Positive, "Typical value: 10."] = 10.0
-    """Deadline of one browser action, in seconds."""
+    """Deadline of one browser action, in seconds: input, a script, a screenshot."""
+    navigation_timeout_s: Annotated[Positive, "Typical value: 15."] = 15.0
+    """Deadline of opening an address, in seconds, until its document is there."""
+    settle_timeout_s: Annotated[NonNegative, "Use 0 for no wait."] | None = None
+    """Longest wait for a page to finish loading after an action, in seconds, 0 for none; what each
+    task says when unset: 10 for those of files, none for MiniWoB."""
     episode_timeout_s: Annotated[Positive, "Typical value: 120."] = 120.0
     """Deadline of one episode, in seconds; past it the episode is a fault, not a failure. Its own
     actions may take half of it: past that it ends as a failure."""

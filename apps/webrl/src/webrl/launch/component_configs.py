@@ -170,6 +170,7 @@ def worker_spec(
         first_task=next((task for task in tasks if task.is_local), None),
         browser=BrowserConfig(
             num_slots=num_slots,
+            headless=env.headless,
             is_marked=env.action_mode == "set_of_marks",
             screenshot_format=env.screenshot_format,
             jpeg_quality=env.jpeg_quality,
@@ -177,6 +178,7 @@ def worker_spec(
             max_browser_age_s=env.recycle_after_s,
             max_browser_pss_bytes=env.recycle_above_bytes,
             deadlines=Deadlines(
+                navigate_s=env.navigation_timeout_s,
                 input_s=env.action_timeout_s,
                 evaluate_s=env.action_timeout_s,
                 screenshot_s=env.action_timeout_s,

@@ -50,6 +50,8 @@ def _tasks(
         changes["viewport"] = Viewport(width, height)
     if config.env.reset is not None:
         changes["reset"] = config.env.reset
+    if config.env.settle_timeout_s is not None:
+        changes["settle_s"] = config.env.settle_timeout_s
     return [
         msgspec.structs.replace(
             task,
