@@ -75,6 +75,61 @@ _TABLE = (
     _result("page_error", "after an action the page no longer says how the task stands"),
     _result("dialog_storm", "an action opened more than ten dialogs"),
     Ending(
+        name="site_blocked",
+        when="the start page is a wall to robots, or wants to know who asks, or the judge saw the site shut the agent out",
+        fault=FaultKind.SITE_BLOCKED,
+    ),
+    Ending(
+        name="start_refused",
+        when="the start page is at an address that pages may not reach",
+        fault=FaultKind.ADDRESS_REFUSED,
+    ),
+    Ending(
+        name="start_unnamed",
+        when="the name of the start page's site is not resolved",
+        fault=FaultKind.NAME_NOT_RESOLVED,
+    ),
+    Ending(
+        name="start_closed",
+        when="nothing listens where the start page should be",
+        fault=FaultKind.CONNECTION_REFUSED,
+    ),
+    Ending(
+        name="start_untrusted",
+        when="the certificate of the start page's site is not to be trusted",
+        fault=FaultKind.BAD_CERTIFICATE,
+    ),
+    Ending(
+        name="start_missing",
+        when="the start page is a download, or the site has none there (status 404, 410)",
+        fault=FaultKind.NO_PAGE,
+    ),
+    Ending(
+        name="start_deadly",
+        when="the start page ended browser after browser, and is not opened for a while",
+        fault=FaultKind.DEADLY_PAGE,
+    ),
+    Ending(
+        name="start_unreachable",
+        when="the start page can not be opened for any other reason: too slow, an error, a cut",
+        fault=FaultKind.NAVIGATION_ERROR,
+    ),
+    Ending(
+        name="start_dialog_storm",
+        when="the start page opens dialogs for ever",
+        fault=FaultKind.NAVIGATION_ERROR,
+    ),
+    Ending(
+        name="start_page_error",
+        when="the task's scripts do not work on its start page",
+        fault=FaultKind.PAGE_ERROR,
+    ),
+    Ending(
+        name="network_down",
+        when="no name is resolved and no address has a way to it",
+        fault=FaultKind.NETWORK_DOWN,
+    ),
+    Ending(
         name="browser_lost",
         when="the browser's process is gone, or did not start",
         fault=FaultKind.BROWSER_LOST,
@@ -89,31 +144,6 @@ _TABLE = (
         name="no_answer",
         when="browser or driver, or before the first action the page, did not answer in time",
         fault=FaultKind.TIMEOUT,
-    ),
-    Ending(
-        name="start_unreachable",
-        when="the start page can not be opened",
-        fault=FaultKind.NAVIGATION_ERROR,
-    ),
-    Ending(
-        name="start_refused",
-        when="the start page is at an address that pages may not reach",
-        fault=FaultKind.ADDRESS_REFUSED,
-    ),
-    Ending(
-        name="start_dialog_storm",
-        when="the start page opens dialogs for ever",
-        fault=FaultKind.NAVIGATION_ERROR,
-    ),
-    Ending(
-        name="start_page_error",
-        when="the task's scripts do not work on its start page",
-        fault=FaultKind.PAGE_ERROR,
-    ),
-    Ending(
-        name="site_blocked",
-        when="the start page is a wall to robots, or wants to know who asks, or the judge saw the site shut the agent out",
-        fault=FaultKind.SITE_BLOCKED,
     ),
     Ending(
         name="no_verdict",
@@ -188,6 +218,12 @@ _OF_BROWSER: Mapping[BrowserFaultKind, str] = {
     "page_error": "start_page_error",
     "blocked": "site_blocked",
     "refused": "start_refused",
+    "name_not_resolved": "start_unnamed",
+    "connection_refused": "start_closed",
+    "bad_certificate": "start_untrusted",
+    "no_page": "start_missing",
+    "deadly_page": "start_deadly",
+    "network_down": "network_down",
 }
 """The same as the infrastructure's doing."""
 

@@ -34,6 +34,12 @@ BrowserFaultKind: TypeAlias = Literal[
     "page_error",
     "blocked",
     "refused",
+    "name_not_resolved",
+    "connection_refused",
+    "bad_certificate",
+    "no_page",
+    "deadly_page",
+    "network_down",
 ]
 """Which part failed.
 
@@ -41,7 +47,10 @@ BrowserFaultKind: TypeAlias = Literal[
 `navigation_error`: the task's page can not be opened; `timeout`: a call missed its deadline;
 `dialog_storm`: a page opens dialogs for ever; `page_error`: the page's scripts do not answer as
 the task says; `blocked`: the site shows a wall to robots or wants to know who asks; `refused`: the
-task's page is at an address that pages may not reach.
+task's page is at an address that pages may not reach; `name_not_resolved`, `connection_refused`,
+`bad_certificate`: there is no such site, nothing listens there, or nobody vouches for it; `no_page`:
+it gives a download or `not found`; `deadly_page`: its page ended browser after browser;
+`network_down`: nothing beyond this machine can be reached.
 """
 
 

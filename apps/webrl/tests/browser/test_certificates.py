@@ -109,7 +109,7 @@ def test_a_task_on_a_site_with_a_bad_certificate_is_a_fault(tmp_path: Path) -> N
         return caught.value.kind, observation.url.removeprefix(good)
 
     (kind, url), asked = _run(tmp_path, body)
-    assert (kind, url) == ("navigation_error", "")
+    assert (kind, url) == ("bad_certificate", "")
     assert asked == []
 
 

@@ -305,7 +305,8 @@ def test_marked_screenshots_number_what_can_be_clicked() -> None:
 
 _STATUS_OF_KIND = {
     "blocked": (401, 403, 429, 451),
-    "navigation_error": (400, 404, 410, 500, 503),
+    "no_page": (404, 410),
+    "navigation_error": (400, 500, 503),
 }
 
 

@@ -17,19 +17,59 @@ import msgspec
 
 
 class FaultKind(enum.Enum):
-    """What broke; the closed set that statistics and retry policies count by."""
+    """What broke; the closed set that statistics, refills and the breaker go by."""
 
-    BROWSER_LOST = "browser_lost"
     SITE_BLOCKED = "site_blocked"
+    """The site shuts the agent out."""
     ADDRESS_REFUSED = "address_refused"
+    """The site is at an address that must not be reached."""
+    NAME_NOT_RESOLVED = "name_not_resolved"
+    """There is no site of that name."""
+    CONNECTION_REFUSED = "connection_refused"
+    """Nothing listens at the site's address."""
+    BAD_CERTIFICATE = "bad_certificate"
+    """The site's certificate is not to be trusted."""
+    NO_PAGE = "no_page"
+    """The site gives something else than a page: a download, or `not found`."""
+    DEADLY_PAGE = "deadly_page"
+    """The site's page ended browser after browser."""
     NAVIGATION_ERROR = "navigation_error"
+    """The site is slow, overloaded, or ends the connection; it may do better later."""
     PAGE_ERROR = "page_error"
+    """The site's page is not as the task needs it."""
+    NETWORK_DOWN = "network_down"
+    """No way out of this machine: not even names are resolved."""
+    BROWSER_LOST = "browser_lost"
     TIMEOUT = "timeout"
     JUDGE_ERROR = "judge_error"
     GENERATION_ERROR = "generation_error"
     WORKER_LOST = "worker_lost"
-    CANCELLED = "cancelled"
     WORKFLOW_ERROR = "workflow_error"
+    CANCELLED = "cancelled"
+    """Ended on purpose; nothing broke."""
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether another run would end the same way: it is not refilled, nor are its siblings."""
+        return self in _PERMANENT
+
+    @property
+    def is_of_site(self) -> bool:
+        """Whether the site brought it about, and not the infrastructure."""
+        return self in _PERMANENT or self in (FaultKind.NAVIGATION_ERROR, FaultKind.PAGE_ERROR)
+
+
+_PERMANENT = frozenset(
+    {
+        FaultKind.SITE_BLOCKED,
+        FaultKind.ADDRESS_REFUSED,
+        FaultKind.NAME_NOT_RESOLVED,
+        FaultKind.CONNECTION_REFUSED,
+        FaultKind.BAD_CERTIFICATE,
+        FaultKind.NO_PAGE,
+        FaultKind.DEADLY_PAGE,
+    }
+)
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +120,8 @@ class EpisodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many earlier requests for this member were lost to faults."""
     label: str | None = None
     """Caller's label for waste statistics, for example the difficulty."""
+    site: str = ""
+    """Where it runs, for example a host name: faults are told apart by it. Empty for nowhere else."""
     weight_version: int = 0
     """Version published when the episode was admitted."""
 
@@ -117,6 +159,8 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     member: int = 0
     attempt: int = 0
     label: str | None = None
+    site: str = ""
+    """As requested."""
     outcome: Outcome
     payload: object = None
     """The trajectory; None after a fault."""
@@ -183,6 +227,7 @@ def record_of(
         member=request.member,
         attempt=request.attempt,
         label=request.label,
+        site=request.site,
         outcome=outcome,
         payload=None if result is None else result.payload,
         reward=None if result is None else result.reward,

@@ -52,7 +52,7 @@ class DeadlyPages:
         record = self._records.get(address)
         if record is not None and self._clock() < record.refused_until_s:
             raise BrowserFault(
-                "page_crashed",
+                "deadly_page",
                 f"{address} is not opened for {self._refused_s:g} s: it ended the browser each time",
             )
 

@@ -15,13 +15,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import re
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from awrl_rollout import UnwrappedTaskGroup
@@ -42,6 +42,14 @@ _REFUSED = (
 _UNREACHED = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _BAD = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+Trouble: TypeAlias = Literal["refused", "name_not_resolved", "connection_refused", "network_down"]
+"""Why nothing of a host could be reached, where that is known."""
+
+_NO_SUCH_NAME = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
+"""A name server has answered that there is no such name; every other error is its own."""
+
+_NO_WAY_OUT = frozenset({errno.ENETUNREACH, errno.ENETDOWN})
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 """Gives the addresses of a host name."""
@@ -92,7 +100,7 @@ class GuardProxy:
         self._serving: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._refused: deque[str] = deque(maxlen=_KEPT_HOSTS)
+        self._troubles: dict[str, Trouble] = {}
         self._num_refused = 0
 
     @property
@@ -107,9 +115,9 @@ class GuardProxy:
         """Return how many requests were refused."""
         return self._num_refused
 
-    def has_refused(self, host: str) -> bool:
-        """Return whether an address of `host` was refused lately."""
-        return host in self._refused
+    def trouble_of(self, host: str) -> Trouble | None:
+        """Return why `host` was not reached when it was asked for last, `None` where it was."""
+        return self._troubles.get(host)
 
     async def __aenter__(self) -> GuardProxy:
         """Start to listen on loopback."""
@@ -157,38 +165,60 @@ class GuardProxy:
             writer.write(_BAD)
             return
         host, port, onward = request
+        self._troubles.pop(host, None)
         addresses = await self._public_addresses(host, port)
         if addresses is None:
             self._num_refused += 1
-            self._refused.append(host)
+            self._note(host, "refused")
             logger.debug("refused %s:%d", host, port)
             writer.write(_REFUSED)
             return
-        upstream = await self._connect(addresses, port)
+        upstream = await self._connect(host, addresses, port)
         if upstream is None:
             writer.write(_UNREACHED)
             return
         await _join(reader, writer, *upstream, first=onward)
+
+    def _note(self, host: str, trouble: Trouble) -> None:
+        self._troubles[host] = trouble
+        if len(self._troubles) > _KEPT_HOSTS:
+            del self._troubles[next(iter(self._troubles))]
 
     async def _public_addresses(self, host: str, port: int) -> Sequence[str] | None:
         """Return the addresses, `None` when one of them is refused; none when there are none."""
         try:
             async with asyncio.timeout(self._connect_s):
                 addresses = await self._resolver(host, port)
-        except (OSError, UnicodeError, TimeoutError):
+        except (OSError, UnicodeError, TimeoutError) as error:
+            self._note(host, _trouble_of_name(error))
             return []
         return addresses if all(map(self._allow, addresses)) else None
 
     async def _connect(
-        self, addresses: Sequence[str], port: int
+        self, host: str, addresses: Sequence[str], port: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        errors: list[Exception] = []
         for address in addresses:
             try:
                 async with asyncio.timeout(self._connect_s):
                     return await asyncio.open_connection(address, port)
             except (OSError, TimeoutError) as error:
                 logger.debug("%s port %d: %s", address, port, error)
+                errors.append(error)
+        # One family of addresses may have no way out where the other one has.
+        if any(isinstance(error, ConnectionRefusedError) for error in errors):
+            self._note(host, "connection_refused")
+        elif errors and all(getattr(error, "errno", None) in _NO_WAY_OUT for error in errors):
+            self._note(host, "network_down")
         return None
+
+
+def _trouble_of_name(error: Exception) -> Trouble:
+    """Return what a name that was not resolved says: of the site, or of who should resolve it."""
+    is_of_name = isinstance(error, UnicodeError) or (
+        isinstance(error, socket.gaierror) and error.errno in _NO_SUCH_NAME
+    )
+    return "name_not_resolved" if is_of_name else "network_down"
 
 
 def _parse(head: bytes) -> tuple[str, int, bytes | None] | None:

@@ -16,21 +16,17 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
-from webrl.browser.arrival import check_arrival
+from webrl.browser.arrival import check_arrival, start_fault
 from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
 from webrl.browser.first_screenshots import FirstScreenshots
+from webrl.browser.guard import Trouble
 from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.page import LivePage
 from webrl.browser.perform import Performer
 from webrl.browser.recovery import RecoveryLevel
 from webrl.errors import BrowserFault
 from webrl.tasks import Task
-
-_REFUSED = (
-    "{} must be at a public address, got a private one. Give the task allow_private = true when "
-    "its site is one of your own."
-)
 
 
 class Pool(Protocol):
@@ -67,8 +63,8 @@ class Pool(Protocol):
         """Return the absolute address of a task's page."""
         ...
 
-    def has_refused(self, url: str) -> bool:
-        """Return whether the host of `url` is at an address that pages may not reach."""
+    def trouble_of(self, url: str) -> Trouble | None:
+        """Return why the host of `url` was not reached, where that is known."""
         ...
 
 
@@ -125,11 +121,12 @@ class PageCache:
         try:
             status = await page.goto(address, wait_until_load=task.start_script is not None)
             await check_arrival(page, status)
-        except BrowserFault:
-            for url in () if task.allow_private else (page.page.url, address):
-                if self._pool.has_refused(url):
-                    raise BrowserFault("refused", _REFUSED.format(url)) from None
-            raise
+        except BrowserFault as fault:
+            known: tuple[str, Trouble] | None = None
+            for url in () if task.allow_private else (address, page.page.url):
+                why = self._pool.trouble_of(url)
+                known = known if why is None else (url, why)
+            raise start_fault(fault, known) from None
 
     async def drop_page(self, task: Task) -> None:
         """Close the page of `task`, so that the next one is new."""

@@ -30,7 +30,7 @@ from webrl.browser.config import BrowserConfig
 from webrl.browser.context import LiveContext
 from webrl.browser.deadly_pages import DeadlyPages
 from webrl.browser.first_screenshots import FirstScreenshots
-from webrl.browser.guard import GuardProxy
+from webrl.browser.guard import GuardProxy, Trouble
 from webrl.browser.live_browser import Driver, LiveBrowser
 from webrl.browser.perform import Performer
 from webrl.browser.processes import kill_renderer, proportional_bytes, sweep_leftovers
@@ -143,10 +143,10 @@ class BrowserPool:
         assert self._server is not None  # set on entry
         return self._server.base_url + task.url if task.url.startswith("/") else task.url
 
-    def has_refused(self, url: str) -> bool:
-        """Return whether the host of `url` is at an address that pages may not reach."""
+    def trouble_of(self, url: str) -> Trouble | None:
+        """Return why the host of `url` was not reached, where the guard knows."""
         host = urlsplit(url).hostname
-        return host is not None and self._guard.has_refused(host)
+        return None if host is None else self._guard.trouble_of(host)
 
     def statistics(self) -> PoolStatistics:
         """Return the counts so far."""

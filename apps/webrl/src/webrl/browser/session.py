@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias, cast
 import msgspec
 
 from webrl.actions import Action, Answer, GoBack, InvalidAction, MarkAction
-from webrl.browser.arrival import wait_until_loaded
+from webrl.browser.arrival import check_wall, wait_until_loaded
 from webrl.browser.deadly_pages import DeadlyPages
 from webrl.browser.live_browser import LiveBrowser
 from webrl.browser.marks import marked_screenshot, on_page
@@ -242,6 +242,8 @@ class BrowserSession:
             await read_state(page, page, task)  # a script that never works is nobody's failure
             self._proven.add(task.full_name)
         screenshot, marks = await self._first_look(page, task, seed)
+        if not task.is_local:
+            await check_wall(page)
         observation = Observation(
             screenshot=screenshot,
             marks=marks,

@@ -149,6 +149,7 @@ class TaskStream:
                 member=member,
                 payload=payload,
                 label=task.difficulty,
+                site=task.site,
             )
             for member in range(self._group_size)
         ]

@@ -196,7 +196,7 @@ class WebTaskWorkflow:
         self, episode_id: str, payload: EpisodeTask, context: EpisodeContext
     ) -> Trajectory:
         task = payload.definition
-        context.enter("reset", site=task.full_name)
+        context.enter("reset", site=task.site or task.full_name)
         started_s = context.clock.time()
         session = await self._session(context.slot)
         observation = await session.reset(task, payload.seed)
@@ -213,7 +213,7 @@ class WebTaskWorkflow:
         outcome, ending = await self._play(episode, observation)
         reward, raw_reward, verdict = outcome.reward or 0.0, outcome.raw_reward or 0.0, None
         if task.rubric is not None:
-            context.enter("judge", site=task.full_name)
+            context.enter("judge", site=task.site or task.full_name)
             verdict = await judge_episode(
                 self._judge,
                 task,
@@ -259,7 +259,7 @@ class WebTaskWorkflow:
         uris = [*(uri for _, uri in shown), data_uri]
         prompt_ids = self._prompt(episode, observation, [ref for ref, _ in shown])
         started_s = clock.time()
-        episode.context.enter("generate", site=episode.task.full_name)
+        episode.context.enter("generate", site=episode.task.site or episode.task.full_name)
         async with UnwrappedTaskGroup() as group:
             # The screenshot travels to the store while the policy thinks.
             put = group.create_task(self._keep(observation.screenshot, episode.episode_id))
@@ -269,7 +269,7 @@ class WebTaskWorkflow:
         image = ImageRef(key=put.result(), height=observation.height, width=observation.width)
         reply = self._processor.decode(answer.output_ids)
         action = parse_action(reply, self._config.action_mode)
-        episode.context.enter("act", site=episode.task.full_name)
+        episode.context.enter("act", site=episode.task.site or episode.task.full_name)
         if self._config.page_latency_s > 0:
             wait_s = page_latency_s(
                 episode.payload,

@@ -152,7 +152,7 @@ _CASES = (
     _case("cut", DONE, page="cut", fault="navigation_error"),
     _case("down", DONE, page="down", fault="navigation_error"),
     _case("wall", DONE, page="wall", fault="blocked"),
-    _case("file", DONE, page="file.bin", fault="navigation_error"),
+    _case("file", DONE, page="file.bin", fault="no_page"),
 )
 
 FAULT_CASES: Mapping[str, FaultCase] = {case.task.name: case for case in _CASES}

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 import regex
@@ -139,6 +140,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def is_local(self) -> bool:
         """Return whether the page comes from the task server."""
         return self.url.startswith("/")
+
+    @property
+    def site(self) -> str:
+        """Return the host of the page, with its port where one is given; empty for our own server."""
+        if self.is_local:
+            return ""
+        return urlsplit(self.url).netloc.rpartition("@")[2].lower()
 
     @property
     def is_seeded(self) -> bool:

@@ -21,6 +21,9 @@ AcceptGroup = Callable[[Sequence[EpisodeRecord]], str | None]
 DiscardHook = Callable[[Sequence[EpisodeRecord], str], None]
 """Told of records that will never be in a batch, with the reason; releases leases."""
 
+EndedHook = Callable[[EpisodeRecord], None]
+"""Told of each record once, as it arrives, whatever becomes of it: what a ledger of sites counts."""
+
 GroupDropHook = Callable[[str, str], None]
 """Told, by group id and reason, of a group that will never be in a batch."""
 

@@ -64,6 +64,7 @@ from awrl_rollout.controller.config import (
     AcceptGroup,
     ControllerConfig,
     DiscardHook,
+    EndedHook,
     ExtraBounds,
     GroupDropHook,
     TaskSource,
@@ -87,6 +88,7 @@ class RolloutController:
     Args:
         source: Returns the next group's requests, None when a single pass is over.
         accept_group: Returns why a complete group is rejected, None to accept it.
+        on_ended: Told of each record as it arrives, with its site and, of a fault, its kind.
         on_discarded: Told of each record that no batch will hold, with the reason.
         on_group_dropped: Told of each group that no batch will hold, with the reason.
         extra_bounds: Further named admission bounds, in episodes.
@@ -101,6 +103,7 @@ class RolloutController:
         source: TaskSource | None = None,
         config: ControllerConfig | None = None,
         accept_group: AcceptGroup | None = None,
+        on_ended: EndedHook | None = None,
         on_discarded: DiscardHook | None = None,
         on_group_dropped: GroupDropHook | None = None,
         extra_bounds: ExtraBounds | None = None,
@@ -111,6 +114,7 @@ class RolloutController:
         self._clock = RealClock() if clock is None else clock
         self._manager = manager
         hooks = GroupHooks(accept_group, on_discarded, on_group_dropped)
+        self._on_ended = on_ended
         self._on_worker_lost = on_worker_lost
         self._groups = GroupTracker(
             self.config.max_refills, lambda episode_id: self._scheduler.is_used(episode_id)
@@ -484,6 +488,8 @@ class RolloutController:
 
     def _completed(self, request: EpisodeRequest, record: EpisodeRecord) -> None:
         self._breaker.note(record.fault)
+        if self._on_ended is not None:
+            self._on_ended(record)
         complete = self._batches.ended(request, record)
         if complete is not None:
             self._pool.forget_group(complete.group_id)

@@ -33,11 +33,10 @@ logger = logging.getLogger(__name__)
 
 NEVER_RETRIED: frozenset[FaultKind] = frozenset(
     {
+        *(kind for kind in FaultKind if kind.is_permanent),
         FaultKind.TIMEOUT,
         FaultKind.CANCELLED,
         FaultKind.WORKER_LOST,
-        FaultKind.SITE_BLOCKED,
-        FaultKind.ADDRESS_REFUSED,
     }
 )
 """Kinds that a second run in the same slot cannot help, or that already cost a whole deadline."""
