@@ -26,9 +26,11 @@ from webrl.actions.action import (
     TypeText,
     Wait,
 )
+from webrl.actions.build import RejectedReply, build_action, checked_verb
 from webrl.actions.format import format_action, show_action
 from webrl.actions.grid import to_grid, to_pixels
-from webrl.actions.parse import parse_action
+from webrl.actions.parse import invalid_action, parse_action, read_call
+from webrl.actions.tool_call import action_of_call, parse_tool_call
 
 __all__ = [
     "ACTION_NAMES",
@@ -49,12 +51,19 @@ __all__ = [
     "MarkAction",
     "Navigate",
     "Press",
+    "RejectedReply",
     "Scroll",
     "ScrollMark",
     "TypeText",
     "Wait",
+    "action_of_call",
+    "build_action",
+    "checked_verb",
     "format_action",
+    "invalid_action",
     "parse_action",
+    "parse_tool_call",
+    "read_call",
     "show_action",
     "to_grid",
     "to_pixels",
