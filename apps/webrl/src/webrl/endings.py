@@ -130,6 +130,11 @@ _TABLE = (
         fault=FaultKind.NETWORK_DOWN,
     ),
     Ending(
+        name="proxy_lost",
+        when="the proxy of `env.proxy` is gone, or refuses the credentials",
+        fault=FaultKind.NETWORK_DOWN,
+    ),
+    Ending(
         name="browser_lost",
         when="the browser's process is gone, or did not start",
         fault=FaultKind.BROWSER_LOST,
@@ -224,6 +229,7 @@ _OF_BROWSER: Mapping[BrowserFaultKind, str] = {
     "no_page": "start_missing",
     "deadly_page": "start_deadly",
     "network_down": "network_down",
+    "proxy_lost": "proxy_lost",
 }
 """The same as the infrastructure's doing."""
 

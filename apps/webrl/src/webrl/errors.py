@@ -40,6 +40,7 @@ BrowserFaultKind: TypeAlias = Literal[
     "no_page",
     "deadly_page",
     "network_down",
+    "proxy_lost",
 ]
 """Which part failed.
 
@@ -50,7 +51,8 @@ the task says; `blocked`: the site shows a wall to robots or wants to know who a
 task's page is at an address that pages may not reach; `name_not_resolved`, `connection_refused`,
 `bad_certificate`: there is no such site, nothing listens there, or nobody vouches for it; `no_page`:
 it gives a download or `not found`; `deadly_page`: its page ended browser after browser;
-`network_down`: nothing beyond this machine can be reached.
+`network_down`: nothing beyond this machine can be reached; `proxy_lost`: the proxy on the way to all
+sites is gone or refuses the credentials.
 """
 
 

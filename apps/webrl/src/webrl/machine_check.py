@@ -170,6 +170,16 @@ def check_judge(config: WebRLConfig) -> Check:
     return Check("judge", is_set, f"{name} is {'set' if is_set else 'not set'}", fix)
 
 
+def check_proxy(config: WebRLConfig) -> Check:
+    """Look for the credentials of the proxy in the environment; their value is shown nowhere."""
+    name = config.env.proxy_credentials_env
+    if config.env.proxy is None or name is None:
+        return Check("proxy", True, "no credentials needed")
+    is_set = bool(os.environ.get(name, "").strip())
+    fix = "Export USER:PASSWORD there, here and wherever rollout workers start."
+    return Check("proxy", is_set, f"{name} is {'set' if is_set else 'not set'}", fix)
+
+
 def check_fonts() -> Check:
     """Look for the font that the task pages are laid out with."""
     roots = [Path("/usr/share/fonts"), Path("~/.local/share/fonts").expanduser()]
@@ -346,6 +356,7 @@ def _episode_checks(config: WebRLConfig) -> list[Check]:
         check_miniwob(),
         check_tasks(config),
         check_judge(config),
+        check_proxy(config),
     ]
 
 

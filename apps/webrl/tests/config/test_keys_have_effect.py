@@ -44,6 +44,7 @@ BASE = (
     "env.episode_timeout_s=60",
     "env.num_train_seeds=1000",
     "env.reset=reload",
+    "env.proxy=http://proxy.example:3128",
     "env.recycle_above_bytes=4294967296",
     "inference.context_length=16384",
     "pixelstore.disk_dir=disk",
@@ -67,6 +68,7 @@ MODES = {
         "policy.init.num_updates=0",
         "pixelstore.disk_dir=none",
         "env.screenshot_format=png",
+        "env.proxy=none",
         "judge.max_answer_tokens=none",
         "test_rollout.enabled=false",
         "actor.use_decoupled_loss=false",
@@ -215,6 +217,7 @@ def other_values(hint: Any, value: object) -> Iterator[str]:
     else:
         yield '"JUDGE_KEY"'
         yield '"https://other.example/v1"'
+        yield '"https://other.example"'
 
 
 def changed(base: tuple[str, ...], key: str) -> WebRLConfig | None:

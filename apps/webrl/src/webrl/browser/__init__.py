@@ -7,6 +7,7 @@ from webrl.browser.config import BrowserConfig, Deadlines
 from webrl.browser.outcome import Event, EventKind, Mark, Observation, StepOutcome
 from webrl.browser.pool import BrowserPool, PoolStatistics
 from webrl.browser.session import BrowserSession
+from webrl.browser.upstream import UpstreamConfig
 from webrl.endings import EndReason
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "Observation",
     "PoolStatistics",
     "StepOutcome",
+    "UpstreamConfig",
     "find_chromium",
 ]

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from webrl.browser.chromium import Headless
+from webrl.browser.upstream import UpstreamConfig
 from webrl.errors import ConfigError
 
 ScreenshotFormat: TypeAlias = Literal["png", "jpeg"]
@@ -54,6 +55,8 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that may be open at one moment. Two cores are saturated by 4 to 8."""
     executable_path: str | None = None
     """Chromium to drive; the one that `find_chromium` finds when `None`."""
+    upstream: UpstreamConfig | None = None
+    """Proxy through which the guard reaches sites; none when `None`."""
     headless: Headless | None = None
     """Kind of browser that is looked for; any, shells first, when `None`."""
     screenshot_format: ScreenshotFormat = "png"

@@ -8,6 +8,9 @@ Invariants:
   (cloud metadata) and reserved ones are refused with 403;
 * nothing is read of an encrypted connection, nothing is kept of any;
 * a connection to a site ends with the page's side of it, and all end with the proxy;
+* with an upstream proxy the same holds: that proxy is asked for the checked address, not for the
+  name, unless it is told to look names up itself, when only addresses and the form of names are
+  checked;
 * each plain request has a connection of its own: the page is told that it closes, whatever the site
   says, since a second request on it would never be checked.
 """
@@ -25,6 +28,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from awrl_rollout import UnwrappedTaskGroup
+
+from webrl.browser.upstream import Stream, UnreachedError, UpstreamError, UpstreamProxy
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -70,6 +75,18 @@ def is_public(address: str) -> bool:
     return parsed.is_global and not parsed.is_multicast
 
 
+_PRIVATE_ENDINGS = frozenset({"local", "localhost", "internal", "lan", "intranet", "corp", "home"})
+"""Last labels of names that are looked up within a network only."""
+
+
+def is_public_name(host: str) -> bool:
+    """Return whether `host`, a name that others look up, has the form of one of the public network."""
+    labels = host.lower().rstrip(".").split(".")
+    last = labels[-1]
+    is_number = last.isdigit() or last.startswith("0x")
+    return len(labels) > 1 and not is_number and last not in _PRIVATE_ENDINGS | {"arpa"}
+
+
 async def resolve(host: str, port: int) -> Sequence[str]:
     """Return the addresses of `host`, as the system resolves it."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -83,6 +100,7 @@ class GuardProxy:
         resolver: Gives the addresses of a name.
         allow: Whether an address may be reached.
         connect_s: Longest time to reach one, in seconds.
+        upstream: Proxy through which sites are reached; none when `None`.
     """
 
     def __init__(
@@ -91,8 +109,14 @@ class GuardProxy:
         resolver: Resolver = resolve,
         allow: Callable[[str], bool] = is_public,
         connect_s: float = 10.0,
+        upstream: UpstreamProxy | None = None,
     ) -> None:
         """Prepare the proxy; nothing listens yet."""
+        self._upstream = upstream
+        self.num_upstream_failures = 0
+        """Connections that failed because the upstream proxy did."""
+        self.last_upstream_failure = ""
+        """What was wrong with it, the last time."""
         self._resolver = resolver
         self._allow = allow
         self._connect_s = connect_s
@@ -173,11 +197,41 @@ class GuardProxy:
             logger.debug("refused %s:%d", host, port)
             writer.write(_REFUSED)
             return
-        upstream = await self._connect(host, addresses, port)
+        try:
+            far, first = await self._reach(host, addresses, port, onward)
+            if far is None:
+                writer.write(_UNREACHED)
+                return
+            check = None if self._upstream is None else self._upstream.check
+            await _join(reader, writer, *far, first=first, check=check)
+        except UpstreamError as error:
+            self.num_upstream_failures += 1
+            self.last_upstream_failure = str(error)
+            logger.warning("%s", error)
+            if onward is None:
+                writer.write(_UNREACHED)  # else the end alone: a page is no place for this answer
+
+    async def _reach(
+        self, host: str, addresses: Sequence[str], port: int, onward: bytes | None
+    ) -> tuple[Stream | None, bytes | None]:
+        """Return a connection towards the site, and what to send first there.
+
+        Raises:
+            UpstreamError: The upstream proxy is gone, or refuses the credentials.
+        """
+        upstream = self._upstream
         if upstream is None:
-            writer.write(_UNREACHED)
-            return
-        await _join(reader, writer, *upstream, first=onward)
+            return await self._connect(host, addresses, port), onward
+        if upstream.resolves_names and onward is not None:
+            line, _, rest = onward.partition(b"\r\n")
+            method, path, version = line.decode("latin-1").split(" ")
+            return await upstream.open(), upstream.request(method, host, port, path, version) + rest
+        for address in addresses:
+            try:
+                return await upstream.tunnel(address, port), onward
+            except UnreachedError as error:
+                logger.debug("%s", error)
+        return None, onward
 
     def _note(self, host: str, trouble: Trouble) -> None:
         self._troubles[host] = trouble
@@ -186,6 +240,9 @@ class GuardProxy:
 
     async def _public_addresses(self, host: str, port: int) -> Sequence[str] | None:
         """Return the addresses, `None` when one of them is refused; none when there are none."""
+        if self._upstream is not None and self._upstream.resolves_names:
+            is_allowed = self._allow(host) if _is_address(host) else is_public_name(host)
+            return [host] if is_allowed else None
         try:
             async with asyncio.timeout(self._connect_s):
                 addresses = await self._resolver(host, port)
@@ -194,9 +251,7 @@ class GuardProxy:
             return []
         return addresses if all(map(self._allow, addresses)) else None
 
-    async def _connect(
-        self, host: str, addresses: Sequence[str], port: int
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    async def _connect(self, host: str, addresses: Sequence[str], port: int) -> Stream | None:
         errors: list[Exception] = []
         for address in addresses:
             try:
@@ -219,6 +274,14 @@ def _trouble_of_name(error: Exception) -> Trouble:
         isinstance(error, socket.gaierror) and error.errno in _NO_SUCH_NAME
     )
     return "name_not_resolved" if is_of_name else "network_down"
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _parse(head: bytes) -> tuple[str, int, bytes | None] | None:
@@ -252,8 +315,14 @@ async def _join(
     far_writer: asyncio.StreamWriter,
     *,
     first: bytes | None,
+    check: Callable[[bytes], None] | None = None,
 ) -> None:
-    """Copy both ways until either side ends."""
+    """Copy both ways until either side ends.
+
+    Args:
+        first: What the far side gets first; `None` for a tunnel.
+        check: Raises where the head of a plain answer is not to be handed on.
+    """
     ended = asyncio.Event()
 
     async def run(way: Awaitable[None]) -> None:
@@ -266,7 +335,10 @@ async def _join(
 
     async def back() -> None:
         if first is not None:
-            writer.write(await _closing_head(far_reader))
+            head = await _closing_head(far_reader)
+            if check is not None:
+                check(head)
+            writer.write(head)
         await _copy(far_reader, writer)
 
     if first is None:

@@ -387,6 +387,11 @@ class PageEvents:
         self._num_dialogs = 0
         return events
 
+    @property
+    def has_failed_to_load(self) -> bool:
+        """Return whether an address could not be opened since events were taken last."""
+        return any(event.kind == "navigation_error" for event in self._events)
+
     def note(self, kind: EventKind, detail: str) -> None:
         """Record an event."""
         self.is_disturbed |= kind not in _HARMLESS

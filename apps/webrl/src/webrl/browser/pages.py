@@ -67,6 +67,15 @@ class Pool(Protocol):
         """Return why the host of `url` was not reached, where that is known."""
         ...
 
+    @property
+    def num_proxy_failures(self) -> int:
+        """Return how often the upstream proxy failed a page."""
+        ...
+
+    def check_proxy(self, num_before: int) -> None:
+        """Raise a fault when the upstream proxy failed a page since it had `num_before` times."""
+        ...
+
 
 class PageCache:
     """Contexts and pages of one session."""
@@ -111,9 +120,10 @@ class PageCache:
         """Open the task's page.
 
         Raises:
-            BrowserFault: The site is down, may not be reached, or takes the browser for a robot's.
+            BrowserFault: The site is down, may not be reached, or takes the browser for a robot's;
+                or the upstream proxy failed.
         """
-        self.newest = page
+        self.newest, num_failures = page, self._pool.num_proxy_failures
         address = self._pool.address(task)
         page.stays_on = address[: -len(task.url)] if task.is_local else None
         if page.stays_on is not None and self.context_of(task).num_episodes > 1:
@@ -122,6 +132,7 @@ class PageCache:
             status = await page.goto(address, wait_until_load=task.start_script is not None)
             await check_arrival(page, status)
         except BrowserFault as fault:
+            self._pool.check_proxy(num_failures)
             known: tuple[str, Trouble] | None = None
             for url in () if task.allow_private else (address, page.page.url):
                 why = self._pool.trouble_of(url)

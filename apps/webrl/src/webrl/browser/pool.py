@@ -36,6 +36,7 @@ from webrl.browser.perform import Performer
 from webrl.browser.processes import kill_renderer, proportional_bytes, sweep_leftovers
 from webrl.browser.recovery import RecoveryLevel
 from webrl.browser.session import BrowserSession
+from webrl.browser.upstream import UpstreamProxy
 from webrl.errors import BrowserFault, RunFailedError
 from webrl.tasks import Task, TaskServer
 
@@ -57,6 +58,9 @@ class BrowserPool:
         server: A running server of the task pages; the pool runs its own when `None`.
         guard: What stands between pages and the network; the usual one when `None`.
         clock: Seconds, for the restart budget.
+
+    Raises:
+        PreflightError: The environment lacks the credentials of the upstream proxy.
     """
 
     def __init__(
@@ -71,7 +75,10 @@ class BrowserPool:
         self.config = BrowserConfig() if config is None else config
         self._server = server
         self._clock = clock
-        self._guard = GuardProxy() if guard is None else guard
+        upstream = self.config.upstream
+        self._guard = guard or GuardProxy(
+            upstream=None if upstream is None else UpstreamProxy(upstream)
+        )
         self.frames = (
             FirstScreenshots(_NUM_SHARED_FRAMES) if self.config.share_first_screenshot else None
         )
@@ -147,6 +154,23 @@ class BrowserPool:
         """Return why the host of `url` was not reached, where the guard knows."""
         host = urlsplit(url).hostname
         return None if host is None else self._guard.trouble_of(host)
+
+    @property
+    def num_proxy_failures(self) -> int:
+        """Return how often the upstream proxy failed a page."""
+        return self._guard.num_upstream_failures
+
+    def check_proxy(self, num_before: int) -> None:
+        """Check that the upstream proxy failed no page lately.
+
+        Args:
+            num_before: How often it had, earlier.
+
+        Raises:
+            BrowserFault: It has since.
+        """
+        if self._guard.num_upstream_failures > num_before:
+            raise BrowserFault("proxy_lost", self._guard.last_upstream_failure)
 
     def statistics(self) -> PoolStatistics:
         """Return the counts so far."""

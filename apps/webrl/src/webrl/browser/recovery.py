@@ -34,6 +34,7 @@ HIGHEST: Mapping[BrowserFaultKind, RecoveryLevel] = {
     "no_page": RecoveryLevel.NOTHING,
     "deadly_page": RecoveryLevel.NOTHING,
     "network_down": RecoveryLevel.NOTHING,
+    "proxy_lost": RecoveryLevel.NOTHING,
     "page_error": RecoveryLevel.CONTEXT,
     "page_crashed": RecoveryLevel.CONTEXT,
     "dialog_storm": RecoveryLevel.PAGE,

@@ -36,6 +36,8 @@ from webrl.tasks import Task
 logger = logging.getLogger(__name__)
 _GRACE_S = 0.2
 """A browser that dies loses its pages first: so long after a page its health is asked."""
+_ERROR_PAGE = "chrome-error:"
+"""How the address of the browser's own page begins, in place of one that did not come."""
 _Look: TypeAlias = tuple[bytes, tuple[Mark, ...]]
 """A screenshot, and the numbers on it."""
 
@@ -62,6 +64,7 @@ class _Episode(msgspec.Struct, kw_only=True):
     page: LivePage
     active: LivePage
     last: Observation
+    num_proxy_failures: int
     num_steps: int = 0
 
 
@@ -253,7 +256,13 @@ class BrowserSession:
             url=without_credentials(page.page.url),
             events=page.events.take(),
         )
-        self._episode = _Episode(task=task, page=page, active=page, last=observation)
+        self._episode = _Episode(
+            task=task,
+            page=page,
+            active=page,
+            last=observation,
+            num_proxy_failures=self._pool.num_proxy_failures,
+        )
         return observation
 
     async def _first_look(self, page: LivePage, task: Task, seed: int) -> _Look:
@@ -280,12 +289,25 @@ class BrowserSession:
                 return self._continue(episode, (episode.last.screenshot, episode.last.marks))
         else:
             await self._act(episode, action)
+            await self._check_proxy(episode)
         state = await read_state(episode.page, episode.active, task)
         if state.done:
             return self._end(episode, state.reward, "task")
         if is_last:
             return self._end(episode, state.reward, "max_steps")
         return self._continue(episode, await self._look_at_active(episode))
+
+    async def _check_proxy(self, episode: _Episode) -> None:
+        """Check that it is not the proxy's doing when the active page did not come.
+
+        Raises:
+            BrowserFault: It is, or the page did not answer.
+        """
+        if self._pool.num_proxy_failures == episode.num_proxy_failures:
+            return
+        where = str(await episode.active.evaluate("location.href"))
+        if episode.active.events.has_failed_to_load or where.startswith(_ERROR_PAGE):
+            self._pool.check_proxy(episode.num_proxy_failures)
 
     async def _look_at_active(self, episode: _Episode) -> _Look:
         """Look at the active page, or at the page below when it just went away."""

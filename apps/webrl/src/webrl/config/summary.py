@@ -76,6 +76,11 @@ IDLE_KEYS: tuple[IdleKeys, ...] = (
         "env.screenshot_format is 'png'",
     ),
     IdleKeys(
+        ("env.proxy_credentials_env", "env.proxy_resolves_names"),
+        lambda c: c.env.proxy is None,
+        "env.proxy is unset",
+    ),
+    IdleKeys(
         ("env.page_latency_cv",), lambda c: c.env.page_latency_s == 0, "env.page_latency_s is 0"
     ),
     IdleKeys(
@@ -228,6 +233,11 @@ def _effect_warnings(config: WebRLConfig) -> list[str]:
         warnings.append(
             "env.action_mode = 'set_of_marks': the tiny policy was warmed up on positions, its clicks "
             "are invalid here. Set policy.path."
+        )
+    if config.env.proxy is not None and config.env.proxy_resolves_names:
+        warnings.append(
+            "env.proxy_resolves_names = true: names are not looked up here, so only the proxy can keep "
+            "pages away from the private addresses of its network."
         )
     if config.gconfig.top_p < 1:
         warnings.append(

@@ -81,6 +81,15 @@ class EnvSection(Section):
     as every other process, one at most."""
     node_label: str | None = None
     """Ray label, written `name=value`, of the only machines that run browsers; any when unset."""
+    proxy: str | None = None
+    """Address of a proxy through which pages reach their sites, such as `http://proxy.example:3128`;
+    sites are reached directly when unset. Tasks with `allow_private` go around it."""
+    proxy_credentials_env: str | None = None
+    """Name of the environment variable with `USER:PASSWORD` of the proxy, on every machine with
+    rollout workers; none are sent when unset."""
+    proxy_resolves_names: bool = False
+    """Whether the proxy looks names up, and not the worker: where the worker can not, or the proxy
+    takes no addresses. Only the proxy can then keep pages away from private addresses."""
     headless: Literal["shell", "new"] | None = None
     """Kind of browser: `shell` is the headless shell, half the memory and twice as fast to start;
     `new` is a whole Chromium without a window. Unset: the first that is found, shells first."""
@@ -128,7 +137,23 @@ class EnvSection(Section):
     ended; unset: 2 GiB and 256 MiB for each slot."""
 
     def contradictions(self) -> list[Problem]:
-        """A label is one; a viewport has two sides, and a shape that a policy can be shown."""
+        """A label is one; a viewport has two sides and a shape; a proxy is one, without a secret."""
+        problems = [*self._proxy_problems(), *self._page_problems()]
+        return problems
+
+    def _proxy_problems(self) -> list[Problem]:
+        problems: list[Problem] = []
+        broken = None if self.proxy is None else broken_proxy(self.proxy)
+        if broken is not None:
+            problems.append(breach("proxy", *broken, "Use e.g. http://proxy.example:3128."))
+        name = self.proxy_credentials_env
+        if name is not None and not ENVIRONMENT_VARIABLE.fullmatch(name):
+            # What stands here may be the secret itself: it is not repeated.
+            rule, shown = "the name of an environment variable", f"{len(name)} other characters"
+            problems.append(breach("proxy_credentials_env", rule, shown, "Use e.g. PROXY_LOGIN."))
+        return problems
+
+    def _page_problems(self) -> list[Problem]:
         label = self.node_label
         if label is not None and not NODE_LABEL.fullmatch(label):
             remedy = "Give what `ray start --labels` was given, such as browsers=true."
@@ -204,6 +229,25 @@ class JudgeSection(Section):
         if broken is not None:
             problems.append(breach("url", *broken, "Use e.g. https://api.example/v1."))
         return problems
+
+
+def broken_proxy(url: str) -> tuple[str, str] | None:
+    """Return the rule that the address of a proxy breaks, and how to show it without a secret."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return "a well-formed address", "something else"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "an address with http:// or https://", "something else"
+    if parts.username is not None or parts.password is not None:
+        return (
+            "an address without user and password (use proxy_credentials_env)",
+            parts.hostname,
+        )
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        return "an address of a host and a port alone", parts.hostname
+    return None
 
 
 def _broken_address(url: str, *, has_key: bool) -> tuple[str, str] | None:

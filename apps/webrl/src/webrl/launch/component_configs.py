@@ -15,7 +15,7 @@ from awrl_rollout import ControllerConfig
 from awrl_staleness import StalenessConfig
 from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig, SnapshotWriter
 
-from webrl.browser import BrowserConfig, Deadlines
+from webrl.browser import BrowserConfig, Deadlines, UpstreamConfig
 from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.cluster.placement import RoleSpec
 from webrl.config import WebRLConfig
@@ -168,22 +168,7 @@ def worker_spec(
         policy_path=servers.model_path,
         network=servers.network,
         first_task=next((task for task in tasks if task.is_local), None),
-        browser=BrowserConfig(
-            num_slots=num_slots,
-            headless=env.headless,
-            is_marked=env.action_mode == "set_of_marks",
-            screenshot_format=env.screenshot_format,
-            jpeg_quality=env.jpeg_quality,
-            recycle_browser_every=env.recycle_after_episodes,
-            max_browser_age_s=env.recycle_after_s,
-            max_browser_pss_bytes=env.recycle_above_bytes,
-            deadlines=Deadlines(
-                navigate_s=env.navigation_timeout_s,
-                input_s=env.action_timeout_s,
-                evaluate_s=env.action_timeout_s,
-                screenshot_s=env.action_timeout_s,
-            ),
-        ),
+        browser=_browser_config(config, num_slots),
         workflow=WorkflowConfig(
             temperature=temperature,
             top_p=config.gconfig.top_p,
@@ -200,6 +185,34 @@ def worker_spec(
         episode_timeout_s=env.episode_timeout_s,
         max_attempts=config.rollout.max_attempts,
         is_synchronous=is_synchronous,
+    )
+
+
+def _browser_config(config: WebRLConfig, num_slots: int) -> BrowserConfig:
+    """Return how the browsers of a worker are run, and from where they reach the web."""
+    env = config.env
+    return BrowserConfig(
+        num_slots=num_slots,
+        headless=env.headless,
+        upstream=None
+        if env.proxy is None
+        else UpstreamConfig(
+            url=env.proxy,
+            credentials_env=env.proxy_credentials_env,
+            resolves_names=env.proxy_resolves_names,
+        ),
+        is_marked=env.action_mode == "set_of_marks",
+        screenshot_format=env.screenshot_format,
+        jpeg_quality=env.jpeg_quality,
+        recycle_browser_every=env.recycle_after_episodes,
+        max_browser_age_s=env.recycle_after_s,
+        max_browser_pss_bytes=env.recycle_above_bytes,
+        deadlines=Deadlines(
+            navigate_s=env.navigation_timeout_s,
+            input_s=env.action_timeout_s,
+            evaluate_s=env.action_timeout_s,
+            screenshot_s=env.action_timeout_s,
+        ),
     )
 
 
