@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from webrl.config import WebRLConfig, check_dataset_size
+from webrl.config import PLACEHOLDER, WebRLConfig, check_dataset_size
 from webrl.errors import PreflightError, TaskError
 from webrl.launch.run_tasks import test_tasks, train_tasks
 from webrl.memory_budget import find_shortages
@@ -113,6 +113,19 @@ def check_browser(headless: Literal["shell", "new"] | None = None) -> Check:
         return Check("browser", False, str(error), "Or run: make setup.")
 
 
+def check_browsers(config: WebRLConfig) -> Check:
+    """Look for a Chromium, or for the secrets of the browsers that run elsewhere."""
+    if not config.env.browsers:
+        return check_browser(config.env.headless)
+    names = {name[1:-1] for text in config.env.browsers for name in PLACEHOLDER.findall(text)}
+    missing = sorted(name for name in names if not os.environ.get(name, "").strip())
+    fix = "Export what is missing, here and wherever rollout workers start."
+    detail = f"{len(config.env.browsers)} elsewhere"
+    if missing:
+        detail += f"; not set: {', '.join(missing)}"
+    return Check("browser", not missing, detail, fix)
+
+
 async def check_browser_start(path: str) -> Check:
     """Start a browser and open an empty page."""
     # The driver takes a while to import: only `webrl doctor` pays for it.
@@ -153,10 +166,19 @@ def check_gpu() -> Check:
 def check_tasks(config: WebRLConfig) -> Check:
     """Look whether the tasks are known, and can be had as the configuration wants them."""
     try:
-        train_tasks(config)
-        test_tasks(config)
+        tasks = (*train_tasks(config), *test_tasks(config))
     except TaskError as error:
         return Check("tasks", False, str(error))
+    if config.env.browsers and config.env.browser_network == "own":
+        local = next((task for task in tasks if task.is_local), None)
+        if local is not None:
+            fix = (
+                "Use tasks of sites, or browsers on this machine with env.browser_network=guarded."
+            )
+            detail = (
+                f"{local.full_name} is served by the worker, where env.browsers do not reach it"
+            )
+            return Check("tasks", False, detail, fix)
     return Check("tasks", True, ", ".join(task.name for task in config.tasks))
 
 
@@ -352,7 +374,7 @@ def _episode_checks(config: WebRLConfig) -> list[Check]:
     """Look at what every episode needs, in training and in evaluation."""
     return [
         check_servers(config),
-        check_browser(config.env.headless),
+        check_browsers(config),
         check_miniwob(),
         check_tasks(config),
         check_judge(config),

@@ -45,6 +45,7 @@ BASE = (
     "env.num_train_seeds=1000",
     "env.reset=reload",
     "env.proxy=http://proxy.example:3128",
+    "env.browsers=['ws://127.0.0.1:9222']",
     "env.recycle_above_bytes=4294967296",
     "inference.context_length=16384",
     "pixelstore.disk_dir=disk",
@@ -69,6 +70,7 @@ MODES = {
         "pixelstore.disk_dir=none",
         "env.screenshot_format=png",
         "env.proxy=none",
+        "env.browsers=[]",
         "judge.max_answer_tokens=none",
         "test_rollout.enabled=false",
         "actor.use_decoupled_loss=false",
@@ -76,7 +78,7 @@ MODES = {
         "actor.gradient_checkpointing=false",
         "actor.optimizer.schedule=constant",
     ),
-    "given": ("policy.path=/p", "actor.loss=cispo"),
+    "given": ("policy.path=/p", "actor.loss=cispo", "env.proxy=none"),
 }
 """Kinds of runs: in each of them other keys decide nothing."""
 TOGETHER = {
@@ -207,6 +209,7 @@ def other_values(hint: Any, value: object) -> Iterator[str]:
     elif typing.get_origin(hint) is tuple:
         yield '["model.visual"]'
         yield '["NCCL_DEBUG=INFO"]'
+        yield '["ws://127.0.0.1:9223"]'
     elif kinds:
         yield from other_values(kinds[0], value)
     elif hint is bool:

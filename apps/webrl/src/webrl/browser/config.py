@@ -55,6 +55,13 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that may be open at one moment. Two cores are saturated by 4 to 8."""
     executable_path: str | None = None
     """Chromium to drive; the one that `find_chromium` finds when `None`."""
+    remotes: tuple[str, ...] = ()
+    """Addresses of browsers that run elsewhere and are used in place of one of our own; secrets in
+    them by the names of environment variables, `{NAME}`."""
+    is_guarded: bool = True
+    """Whether pages reach the network through the guard; browsers of another machine can not."""
+    health_check_s: float = 10.0
+    """Seconds between two looks whether browsers elsewhere answer."""
     upstream: UpstreamConfig | None = None
     """Proxy through which the guard reaches sites; none when `None`."""
     headless: Headless | None = None
@@ -150,5 +157,6 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         _above_zero("wait_s", self.wait_s)
         _above_zero("memory_check_s", self.memory_check_s)
+        _above_zero("health_check_s", self.health_check_s)
         _above_zero("max_browser_age_s", self.max_browser_age_s)
         _above_zero("restart_window_s", self.restart_window_s)

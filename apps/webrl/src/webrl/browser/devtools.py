@@ -9,6 +9,7 @@ Invariants:
 * answers are matched by number, so calls of any number of sessions are under way at one moment;
 * a closed socket fails every pending and later call with `browser_lost`;
 * a call that missed its deadline is forgotten; its late answer is dropped;
+* on a shared socket it has numbers and a session of its own;
 * nothing that a page says closes the socket, broken Unicode included: all pages share it.
 """
 
@@ -49,20 +50,27 @@ class DevTools:
     """One web socket to one browser."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse
+        self,
+        http: aiohttp.ClientSession,
+        socket: aiohttp.ClientWebSocketResponse,
+        first_id: int = 0,
     ) -> None:
         """Wrap an open socket; use `connect`."""
         self._http = http
         self._socket = socket
         self._pending: dict[int, _Pending] = {}
         self._listeners: dict[tuple[str | None, str], Callable[[dict[str, Any]], None]] = {}
-        self._last_id = 0
+        self._last_id = first_id
+        self._root: str | None = None
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(_Message)
 
     @classmethod
-    async def connect(cls, url: str) -> DevTools:
+    async def connect(cls, url: str, *, first_id: int = 0) -> DevTools:
         """Open the socket at `url` (`ws://...`). Someone must then run `read`.
+
+        Args:
+            first_id: Above it calls are numbered.
 
         Raises:
             BrowserFault: Nobody answers there (`browser_lost`).
@@ -76,7 +84,16 @@ class DevTools:
         except BaseException:  # a cancelled connect too: nobody else closes the session
             await http.close()
             raise
-        return cls(http, socket)
+        return cls(http, socket, first_id)
+
+    async def enter_own_session(self, deadline_s: float) -> None:
+        """Make all calls of the browser, and hear its events, in a session of one's own.
+
+        Raises:
+            BrowserFault: The browser is gone, or does not answer.
+        """
+        method = "Target.attachToBrowserTarget"
+        self._root = (await self.call(None, method, {}, deadline_s=deadline_s))["sessionId"]
 
     @property
     def is_open(self) -> bool:
@@ -119,7 +136,8 @@ class DevTools:
             logger.warning("DevTools message: %s", error)
             return
         if message.method is not None:
-            listener = self._listeners.get((message.sessionId, message.method))
+            session = None if message.sessionId == self._root else message.sessionId
+            listener = self._listeners.get((session, message.method))
             if listener is not None:
                 listener(message.params or {})
         waiting = self._pending.pop(message.id, None) if message.id is not None else None
@@ -210,8 +228,8 @@ class DevTools:
         self, number: int, session: str | None, method: str, parameters: Parameters
     ) -> None:
         message: dict[str, object] = {"id": number, "method": method, "params": parameters}
-        if session is not None:
-            message["sessionId"] = session
+        if (session or self._root) is not None:
+            message["sessionId"] = session or self._root
         if self._socket.closed:
             raise BrowserFault("browser_lost", f"{method}: DevTools socket closed")
         try:

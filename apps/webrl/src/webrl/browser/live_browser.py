@@ -1,16 +1,19 @@
-"""One running driver, and one running browser with its DevTools socket.
+"""One running driver, and one browser with its DevTools socket: a process of ours, or elsewhere.
 
 Invariants:
 
 * a start-up that fails half-way closes what it had started, whatever failed;
 * both know their process ids, so both can be ended when they do not answer;
+* of a browser elsewhere only the connection is ours: it is closed, never the browser;
 * a lost browser is lost for good: a new one is a new object.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Set
 from contextlib import suppress
@@ -33,6 +36,8 @@ from webrl.browser.processes import (
     remove_folder,
     temporary_folder_for_children,
 )
+from webrl.browser.relay import FIRST_OWN_ID, Relay
+from webrl.browser.remote import find_endpoint, with_secrets
 from webrl.errors import BrowserFault
 
 logger = logging.getLogger(__name__)
@@ -49,6 +54,11 @@ SWITCHES = (
 around the guard by UDP, a wheel that scrolls at once and not for a while after its episode, and a
 page that fills its heap crashes at 1 GiB instead of at 4."""
 
+NO_UDP = "--force-webrtc-ip-handling-policy=disable_non_proxied_udp"
+"""Of these switches the one whose lack leaves a way around the guard; a browser that runs elsewhere
+has the switches that it was started with."""
+
+_NUMBERS = itertools.count(1)
 _PORT_FILE = "DevToolsActivePort"
 
 
@@ -95,12 +105,21 @@ class Driver:
 
 
 class LiveBrowser:
-    """One browser process."""
+    """One browser: a process of ours, or the connection to one elsewhere."""
 
     def __init__(
-        self, driver: Driver, browser: Browser, devtools: DevTools, pid: int, calls: Calls
+        self,
+        driver: Driver,
+        browser: Browser,
+        devtools: DevTools,
+        pid: int,
+        calls: Calls,
+        serving: asyncio.Task[None] | None = None,
     ) -> None:
-        """Wrap a launched browser; use `launch`."""
+        """Wrap a running browser; use `launch` or `connect`."""
+        self.number = next(_NUMBERS)
+        """Its own among all of this process."""
+        self._serving = serving
         self.driver = driver
         self.browser = browser
         self.devtools = devtools
@@ -150,18 +169,83 @@ class LiveBrowser:
             tasks.create_task(devtools.read())
             pid = await _process_id(devtools, config.deadlines.evaluate_s)
             live = cls(driver, browser, devtools, pid, calls)
-            await devtools.call(
-                None,
-                "Target.setDiscoverTargets",
-                {"discover": True, "filter": [{"type": "page"}]},
-                deadline_s=config.deadlines.evaluate_s,
-            )
+            await _discover_pages(devtools, config.deadlines.evaluate_s)
         except BaseException:  # a cancelled launch too: nobody else closes the browser
             await quietly(
                 calls.run(browser.close(), config.deadlines.close_s, "browser close"), "launch"
             )
             raise
         return live
+
+    @classmethod
+    async def connect(
+        cls,
+        driver: Driver,
+        calls: Calls,
+        tasks: asyncio.TaskGroup,
+        config: BrowserConfig,
+        address: str,
+    ) -> LiveBrowser:
+        """Connect to a browser that runs elsewhere.
+
+        Args:
+            address: With the names of its secrets, which messages may hold.
+
+        Raises:
+            PreflightError: The environment lacks a secret.
+            BrowserFault: It can not be reached (`browser_lost`), or the driver is gone.
+        """
+        deadline_s, limits = config.deadlines.launch_s, config.deadlines
+        full = with_secrets(address, os.environ)
+        endpoint = await find_endpoint(full, name=address, deadline_s=deadline_s)
+        relay = await Relay.open(endpoint, name=address, deadline_s=deadline_s)
+        serving = tasks.create_task(relay.serve())
+        try:
+            devtools = await DevTools.connect(relay.own_url, first_id=FIRST_OWN_ID)
+            tasks.create_task(devtools.read())
+            await devtools.enter_own_session(limits.create_s)
+            browser = await calls.run(
+                driver.playwright.chromium.connect_over_cdp(
+                    relay.driver_url, timeout=deadline_s * 1000
+                ),
+                deadline_s + 1.0,
+                f"connection to {address}",
+                dispose=lambda late: late.close(),
+            )
+            live = cls(driver, browser, devtools, 0, calls, serving)
+            await _discover_pages(devtools, limits.evaluate_s)
+            if config.is_guarded and NO_UDP not in await live.command_line(limits.evaluate_s):
+                logger.warning(
+                    "the browser at %s was started without %s: its pages may send UDP around the "
+                    "guard",
+                    address,
+                    NO_UDP,
+                )
+        except BaseException as error:  # a cancelled connect too: nobody else closes the sockets
+            serving.cancel()
+            if isinstance(error, BrowserFault) and error.kind != "driver_lost":
+                raise BrowserFault("browser_lost", f"{address}: {error.detail}") from error
+            raise
+        return live
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether it runs elsewhere: it has no process and no memory here."""
+        return self._serving is not None
+
+    async def command_line(self, deadline_s: float) -> str:
+        """Return what the browser was started with, empty where it does not say.
+
+        Raises:
+            BrowserFault: The browser is gone.
+        """
+        try:
+            found = await self.devtools.call(None, "SystemInfo.getInfo", {}, deadline_s=deadline_s)
+        except BrowserFault as fault:
+            if fault.kind == "browser_lost":
+                raise
+            return ""
+        return str(found.get("commandLine", ""))
 
     @property
     def is_alive(self) -> bool:
@@ -221,6 +305,9 @@ class LiveBrowser:
                 self._calls.run(self.browser.close(), deadline_s, "browser close"), "browser"
             )
         await self.devtools.aclose()
+        if self._serving is not None:
+            self._serving.cancel()
+            return
         if psutil.pid_exists(self.pid):
             kill_tree(self.pid)
 
@@ -238,8 +325,16 @@ class LiveBrowser:
             listener()
 
     def kill(self) -> None:
-        """End the browser now; every call on it then fails with `browser_lost`."""
+        """End the browser, or the connection to it, now; every call then fails: `browser_lost`."""
+        if self._serving is not None:
+            self._serving.cancel()
+            return
         kill_tree(self.pid)
+
+
+async def _discover_pages(devtools: DevTools, deadline_s: float) -> None:
+    parameters = {"discover": True, "filter": [{"type": "page"}]}
+    await devtools.call(None, "Target.setDiscoverTargets", parameters, deadline_s=deadline_s)
 
 
 def _port_files(folder: Path) -> set[Path]:

@@ -42,8 +42,8 @@ class Pool(Protocol):
         """Return what turns actions into input."""
         ...
 
-    async def browser(self) -> LiveBrowser:
-        """Return a living browser, started when there is none."""
+    async def browser(self, slot: int = 0) -> LiveBrowser:
+        """Return a living browser for a slot, started when there is none."""
         ...
 
     async def context(self, browser: LiveBrowser, task: Task) -> LiveContext:
@@ -83,6 +83,7 @@ class PageCache:
     def __init__(self, pool: Pool, number: int) -> None:
         """Keep pages for session `number` of `pool`."""
         self._pool = pool
+        self._number = number
         every = pool.config.recycle_context_every
         self._recycle_at = every + number * every // (4 * pool.config.num_slots)
         self._kept: LiveContext | None = None
@@ -100,7 +101,7 @@ class PageCache:
         Raises:
             BrowserFault: It can not be had.
         """
-        self.browser = browser = await self._pool.browser()
+        self.browser = browser = await self._pool.browser(self._number)
         await self._leave_others(browser, task)
         await self._close_fresh()
         if task.reset == "new_context":

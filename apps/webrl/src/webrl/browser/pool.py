@@ -1,4 +1,4 @@
-"""One driver and one browser for all sessions of a worker process.
+"""One driver, and one browser or several elsewhere, for all sessions of a worker process.
 
 Invariants:
 
@@ -6,6 +6,8 @@ Invariants:
 * concurrent first uses start exactly one browser, and a start that fails leaves no process;
 * a browser that is lost costs the episodes that ran in it, nothing else: the next reset of each
   session starts in a new one;
+* of browsers elsewhere one that is lost, or does not answer, is left alone for a while, longer each
+  time, and the others take over its slots; when all are, whoever needs one waits;
 * when the pool closes, its processes are gone and its folders are removed, by force if need be.
 
 Consumes nothing, waits for driver and browser, is unblocked by their answers or by deadlines.
@@ -15,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -35,6 +39,7 @@ from webrl.browser.live_browser import Driver, LiveBrowser
 from webrl.browser.perform import Performer
 from webrl.browser.processes import kill_renderer, proportional_bytes, sweep_leftovers
 from webrl.browser.recovery import RecoveryLevel
+from webrl.browser.remote import Fleet
 from webrl.browser.session import BrowserSession
 from webrl.browser.upstream import UpstreamProxy
 from webrl.errors import BrowserFault, RunFailedError
@@ -85,10 +90,14 @@ class BrowserPool:
         self._stack = AsyncExitStack()
         self._free = list(range(self.config.num_slots))
         self._changed = asyncio.Condition()
-        self._starting = asyncio.Lock()
+        self._starting = [asyncio.Lock() for _ in self.config.remotes or ("own",)]
+        self._driver_starting = asyncio.Lock()
         self._driver: Driver | None = None
         self._drivers: list[Driver] = []
-        self._browser: LiveBrowser | None = None
+        self._fleet: Fleet | None = None
+        if remotes := self.config.remotes:
+            self._fleet = Fleet(len(remotes), clock=clock, generator=random.Random(os.getpid()))
+        self._browsers: dict[int, LiveBrowser] = {}  # by place: that of one's own is 0
         self._retired: list[LiveBrowser] = []
         self._restarts: deque[float] = deque()
         self.deadly_pages = DeadlyPages(self.config.restart_window_s, clock)
@@ -104,7 +113,9 @@ class BrowserPool:
         try:
             self._tasks = await self._stack.enter_async_context(UnwrappedTaskGroup())
             self._calls = Calls(self._tasks)
-            self._watch = self._tasks.create_task(self._watch_memory())
+            self._watches = [self._tasks.create_task(self._watch_memory())]
+            if self._fleet is not None:
+                self._watches.append(self._tasks.create_task(self._watch_health()))
             self.performer = Performer(self._calls, self.config)
             await self._stack.enter_async_context(self._guard)
             if self._server is None:
@@ -129,7 +140,8 @@ class BrowserPool:
             for driver in self._drivers:
                 driver.destroy()
             self._calls.cancel_all()
-            self._watch.cancel()
+            for watch in self._watches:
+                watch.cancel()
             await self._stack.aclose()  # without the error: a task group would wrap it
 
     async def session(self) -> BrowserSession:
@@ -142,6 +154,8 @@ class BrowserPool:
         """Take the slot of `session` back; a second time does nothing."""
         async with self._changed:
             if session.number not in self._free:
+                if self._fleet is not None:
+                    self._fleet.release(session.number)
                 self._free.append(session.number)
                 self._changed.notify()
 
@@ -185,22 +199,47 @@ class BrowserPool:
             num_shared_screenshots=0 if self.frames is None else self.frames.num_shared,
         )
 
-    async def browser(self) -> LiveBrowser:
-        """Return a living browser, started when there is none.
+    async def browser(self, slot: int = 0) -> LiveBrowser:
+        """Return a living browser for the next episode of a slot, started when there is none.
 
         Raises:
-            PreflightError: There is no Chromium.
-            BrowserFault: It could not be started this time.
+            PreflightError: There is no Chromium, or the environment lacks a secret of one elsewhere.
+            BrowserFault: It could not be started this time, or none elsewhere can be reached.
             RunFailedError: It was restarted too often.
         """
-        browser = self._browser
-        if browser is None or not browser.is_usable:
-            async with self._starting:
-                browser = await self._renew()
+        if self._fleet is None:
+            browser = await self._living(0)
+        else:
+            browser = await self._remote(self._fleet, slot)
         self._num_episodes += 1
         browser.driver.num_episodes += 1
         self._recycle_when_due(browser)
         return browser
+
+    async def _living(self, place: int) -> LiveBrowser:
+        browser = self._browsers.get(place)
+        if browser is None or not browser.is_usable:
+            async with self._starting[place]:
+                browser = await self._renew(place)
+        return browser
+
+    async def _remote(self, fleet: Fleet, slot: int) -> LiveBrowser:
+        """Return the browser of a slot; wait for one while all are left alone."""
+        give_up_s = self._clock() + self.config.deadlines.launch_s
+        why = "all were lost lately"
+        while True:
+            place = fleet.choose(slot)
+            if place is not None:
+                try:
+                    return await self._living(place)
+                except BrowserFault as fault:
+                    if fault.kind != "browser_lost":
+                        raise
+                    why = fault.detail
+            elif self._clock() + fleet.wait_s() > give_up_s:
+                raise BrowserFault("browser_lost", f"no browser of env.browsers answers: {why}")
+            else:
+                await asyncio.sleep(fleet.wait_s())
 
     async def context(self, browser: LiveBrowser, task: Task) -> LiveContext:
         """Return a new context in `browser` for episodes of `task`.
@@ -215,8 +254,8 @@ class BrowserPool:
         return context
 
     def _proxy(self, task: Task) -> ProxySettings | None:
-        """Return the guard, which the task server's address alone bypasses."""
-        if task.allow_private:
+        """Return the guard, which the task server's address alone bypasses, if there is one."""
+        if task.allow_private or not self.config.is_guarded:
             return None
         assert self._server is not None  # set on entry
         own = self._server.base_url.removeprefix("http://")
@@ -233,19 +272,21 @@ class BrowserPool:
             return True
         if await browser.answers(self.config.deadlines.evaluate_s):
             return False
-        logger.warning("browser %d does not answer and is killed", browser.pid)
+        logger.warning("browser %d does not answer and is ended", browser.number)
         browser.kill()
         if level is RecoveryLevel.DRIVER:
             browser.driver.is_suspect = True
         return True
 
     def ended_browser(self, address: str, browser: LiveBrowser) -> None:
-        """Blame a page that was being used when `browser` ended.
+        """Blame a page that was being used when `browser` ended, unless only a connection did.
 
         Restarts after a page that is found out are its doing, not the machine's: they leave the
         budget.
         """
-        if self.deadly_pages.ended_browser(address, browser.pid):
+        if browser.is_remote:
+            return
+        if self.deadly_pages.ended_browser(address, browser.number):
             for _ in range(min(2, len(self._restarts))):
                 self._restarts.pop()
 
@@ -262,8 +303,8 @@ class BrowserPool:
         """Keep the browsers' memory in bounds while episodes run, for as long as the pool lives."""
         while True:
             await asyncio.sleep(self.config.memory_check_s)
-            for browser in (*self._retired, self._browser):
-                if browser is not None and browser.is_alive:
+            for browser in (*self._retired, *self._browsers.values()):
+                if browser.is_alive and not browser.is_remote:
                     used = await asyncio.to_thread(proportional_bytes, browser.pid)
                     self._bound_memory(browser, used)
 
@@ -284,52 +325,90 @@ class BrowserPool:
         else:
             logger.info("browser %d holds %d MiB and is replaced", browser.pid, total // _MIB)
 
-    async def _renew(self) -> LiveBrowser:
-        """Return the current browser, or a new one. Runs under the start lock."""
-        if self._browser is not None and self._browser.is_usable:
-            return self._browser
-        is_planned = self._browser is not None and self._browser.is_alive
-        if not is_planned and self._num_drivers:
+    async def _watch_health(self) -> None:
+        """Give up the connection to a browser elsewhere that does not answer any more."""
+        while True:
+            await asyncio.sleep(self.config.health_check_s)
+            for place, browser in tuple(self._browsers.items()):
+                if not browser.is_alive or await browser.answers(self.config.deadlines.evaluate_s):
+                    continue
+                logger.warning("the browser at %s does not answer", self.config.remotes[place])
+                browser.kill()
+
+    async def _renew(self, place: int) -> LiveBrowser:
+        """Return the current browser of a place, or a new one. Runs under its start lock."""
+        current = self._browsers.get(place)
+        if current is not None and current.is_usable:
+            return current
+        is_planned = current is not None and current.is_alive
+        if self._fleet is None and not is_planned and self._num_drivers:
             self._spend_restart()
-        if self._browser is not None:
-            self._retired.append(self._browser)
-            self._browser = None
+        if current is not None:
+            self._retired.append(self._browsers.pop(place))
         await self._close_retired()
+        if self._fleet is None:
+            self._browsers[place] = await self._launch()
+        else:
+            if current is not None and not is_planned:
+                self._lose(self._fleet, place, time.monotonic() - current.started_s, "it was lost")
+            self._browsers[place] = await self._connect(self._fleet, place)
+        self._num_launches += 1
+        return self._browsers[place]
+
+    async def _launch(self) -> LiveBrowser:
         driver = await self._living_driver()
         try:
-            self._browser = await LiveBrowser.launch(driver, self._calls, self._tasks, self.config)
+            return await LiveBrowser.launch(driver, self._calls, self._tasks, self.config)
         except BrowserFault:
             driver.is_suspect = True
             raise
-        self._num_launches += 1
-        return self._browser
+
+    async def _connect(self, fleet: Fleet, place: int) -> LiveBrowser:
+        address = self.config.remotes[place]
+        if not fleet.is_ready(place):
+            raise BrowserFault("browser_lost", f"{address} was lost and is left alone for a while")
+        driver = await self._living_driver()
+        try:
+            return await LiveBrowser.connect(driver, self._calls, self._tasks, self.config, address)
+        except BrowserFault as fault:
+            if fault.kind == "driver_lost":
+                driver.is_suspect = True
+            else:
+                self._lose(fleet, place, 0.0, fault.detail)
+            raise
+
+    def _lose(self, fleet: Fleet, place: int, lived_s: float, why: str) -> None:
+        wait_s = fleet.lose(place, lived_s)
+        address = self.config.remotes[place]
+        logger.warning("the browser at %s is left alone for %g s: %s", address, wait_s, why)
 
     async def _living_driver(self) -> Driver:
-        driver = self._driver
-        if driver is None or driver.is_suspect:
-            self._driver = await Driver.start(self._calls, self.config)
-            self._drivers.append(self._driver)
-            self._num_drivers += 1
-            await self._close_retired()
-        assert self._driver is not None
-        return self._driver
+        async with self._driver_starting:
+            driver = self._driver
+            if driver is None or driver.is_suspect:
+                driver = self._driver = await Driver.start(self._calls, self.config)
+                self._drivers.append(driver)
+                self._num_drivers += 1
+        await self._close_retired()
+        return driver
 
     async def _close_retired(self) -> None:
         """Close browsers that nobody uses any more, then drivers that have no browser."""
         deadline_s = self.config.deadlines.close_s
-        for browser in tuple(self._retired):
-            if browser.num_open_contexts == 0 or not browser.is_alive:
-                self._retired.remove(browser)
-                await browser.aclose(deadline_s)
-        used = {browser.driver for browser in self._retired} | {self._driver}
-        for driver in tuple(self._drivers):
-            if driver not in used:
-                self._drivers.remove(driver)
-                await driver.aclose(deadline_s)
+        idle = [b for b in self._retired if b.num_open_contexts == 0 or not b.is_alive]
+        self._retired = [browser for browser in self._retired if browser not in idle]
+        for browser in idle:
+            await browser.aclose(deadline_s)
+        browsers = (*self._retired, *self._browsers.values())
+        used = {browser.driver for browser in browsers} | {self._driver}
+        unused = [driver for driver in self._drivers if driver not in used]
+        self._drivers = [driver for driver in self._drivers if driver in used]
+        for driver in unused:
+            await driver.aclose(deadline_s)
 
     async def _close_browsers(self) -> None:
-        browsers = [*self._retired, *([self._browser] if self._browser else [])]
-        self._retired, self._browser = [], None
+        browsers = [*self._retired, *self._browsers.values()]
+        self._retired, self._browsers = [], {}
         for browser in browsers:
             await browser.aclose(self.config.deadlines.close_s)
 

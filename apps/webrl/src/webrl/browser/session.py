@@ -270,7 +270,7 @@ class BrowserSession:
         if frames is None or not task.is_steady:
             return await self._look(page)
         browser = self._pages.context_of(task).browser
-        key = (browser.pid, task.url, task.viewport, seed)
+        key = (browser.number, task.url, task.viewport, seed)
         return await frames.get(key, page.screenshot), ()
 
     async def _look(self, page: LivePage) -> _Look:

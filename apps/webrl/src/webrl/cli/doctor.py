@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from webrl.cli.command import Commands, add_json, write_json
+from webrl.cli.command import Commands, add_json, add_settings, write_json
+from webrl.config import load_config
 from webrl.errors import PreflightError
 from webrl.loopback import is_address
 from webrl.machine_check import Check, check_machine
@@ -33,9 +34,15 @@ def add_command(commands: Commands) -> None:
         dest="uses_parts",
         help="also use every part once: a tiny policy, a server, a generation, an actor, a page",
     )
+    what.add_argument(
+        "--config",
+        help="packaged name or TOML file, with key=value settings: check the proxy and the browsers "
+        "elsewhere that it names",
+    )
     what.add_argument("--url", help="address of an idle inference server to check instead")
     parser.add_argument("--policy", help="checkpoint folder that it serves; default: its own word")
     parser.add_argument("--dtype", choices=DTYPES, help="of its weights; default: its own word")
+    add_settings(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -60,6 +67,17 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _checks(arguments: argparse.Namespace) -> Iterator[Check]:
     url: str | None = arguments.url
+    if arguments.config is not None:
+        # Browsers bring Ray and the driver along: only this option pays for them.
+        from webrl.reach_check import check_reach  # noqa: PLC0415
+
+        yield from check_reach(load_config(arguments.config, arguments.overrides).config)
+        return
+    if arguments.overrides:
+        raise PreflightError(
+            f"key=value settings must come with --config, got {arguments.overrides[0]!r} alone. "
+            "Add e.g. --config laptop."
+        )
     if url is None:
         for name in ("policy", "dtype"):
             if getattr(arguments, name) is not None:

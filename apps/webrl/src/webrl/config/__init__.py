@@ -23,9 +23,10 @@ from webrl.config.rules import Count, NonNegative, Positive, Section
 from webrl.config.run import WebRLConfig, check_dataset_size
 from webrl.config.spelling import all_keys
 from webrl.config.summary import config_warnings, describe_plan
-from webrl.config.web_sections import JudgeSection, TaskSection
+from webrl.config.web_sections import PLACEHOLDER, JudgeSection, TaskSection
 
 __all__ = [
+    "PLACEHOLDER",
     "PROXIMAL_CHOICES",
     "PUBLISHED_KEYS",
     "PUBLISHED_VALUES",

@@ -76,6 +76,12 @@ IDLE_KEYS: tuple[IdleKeys, ...] = (
         "env.screenshot_format is 'png'",
     ),
     IdleKeys(
+        ("env.headless", "env.recycle_above_bytes"),
+        lambda c: bool(c.env.browsers),
+        "the browsers run elsewhere (env.browsers)",
+    ),
+    IdleKeys(("env.browser_network",), lambda c: not c.env.browsers, "env.browsers is empty"),
+    IdleKeys(
         ("env.proxy_credentials_env", "env.proxy_resolves_names"),
         lambda c: c.env.proxy is None,
         "env.proxy is unset",
@@ -233,6 +239,11 @@ def _effect_warnings(config: WebRLConfig) -> list[str]:
         warnings.append(
             "env.action_mode = 'set_of_marks': the tiny policy was warmed up on positions, its clicks "
             "are invalid here. Set policy.path."
+        )
+    if config.env.browsers and config.env.browser_network == "own":
+        warnings.append(
+            "env.browser_network = 'own': nothing of this run keeps pages away from private addresses; "
+            "whoever runs the browsers has to."
         )
     if config.env.proxy is not None and config.env.proxy_resolves_names:
         warnings.append(

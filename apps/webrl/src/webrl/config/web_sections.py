@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Meta
 
@@ -38,6 +38,11 @@ NODE_LABEL = re.compile(r"[\w./-]+=[\w.-]+")
 """Ray's form of a label."""
 ENVIRONMENT_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 """Capitals only: a key that was pasted in place of the name by mistake is no such name."""
+
+PLACEHOLDER = re.compile(r"\{[A-Z][A-Z0-9_]{0,63}\}")
+"""How an address names an environment variable."""
+SECRET_NAME = re.compile(r"(?i)token|key|secret|passw|auth|credential|signature")
+"""Parameters of an address that hold a secret."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +86,15 @@ class EnvSection(Section):
     as every other process, one at most."""
     node_label: str | None = None
     """Ray label, written `name=value`, of the only machines that run browsers; any when unset."""
+    browsers: tuple[str, ...] = ()
+    """Addresses of browsers that run elsewhere, such as `ws://...` or `http://127.0.0.1:9222`, used in
+    place of one for each worker: a pool over which its slots are spread. A token is written as the
+    name of an environment variable on every machine with rollout workers:
+    `wss://chrome.example?token={BROWSER_TOKEN}`."""
+    browser_network: Literal["guarded", "own"] = "guarded"
+    """How pages of `browsers` reach the network: `guarded` through the worker, which refuses private
+    addresses, with browsers on the worker's machine; `own` as the browser does, with nothing of a
+    run between: whoever runs it keeps pages away from private addresses."""
     proxy: str | None = None
     """Address of a proxy through which pages reach their sites, such as `http://proxy.example:3128`;
     sites are reached directly when unset. Tasks with `allow_private` go around it."""
@@ -138,7 +152,32 @@ class EnvSection(Section):
 
     def contradictions(self) -> list[Problem]:
         """A label is one; a viewport has two sides and a shape; a proxy is one, without a secret."""
-        problems = [*self._proxy_problems(), *self._page_problems()]
+        return [*self._browser_problems(), *self._proxy_problems(), *self._page_problems()]
+
+    def _browser_problems(self) -> list[Problem]:
+        problems: list[Problem] = []
+        for address in self.browsers:
+            broken = broken_browser(address)
+            if broken is not None:
+                problems.append(breach("browsers", *broken, "Use e.g. ws://127.0.0.1:9222/..."))
+        if problems or not self.browsers:
+            return problems
+        if len(set(self.browsers)) < len(self.browsers):
+            remedy = "Start another browser, or name it once."
+            problems.append(breach("browsers", "different ones", "one twice", remedy))
+        hosts = [urlsplit(address).hostname or "" for address in self.browsers]
+        away = [host for host in hosts if not is_loopback(host)]
+        if self.browser_network == "guarded" and away:
+            remedy = (
+                "A browser there can not use the guard that refuses private addresses: run it here, "
+                "or have its owner keep pages from them and set env.browser_network = 'own'."
+            )
+            rule = "on this machine (127.0.0.1) while env.browser_network is 'guarded'"
+            problems.append(breach("browsers", rule, away[0], remedy))
+        if self.browser_network == "own" and self.proxy is not None:
+            remedy = "Start the browsers with --proxy-server, or leave one of the two out."
+            rule = "unset while env.browser_network is 'own'"
+            problems.append(breach("proxy", rule, self.proxy, remedy))
         return problems
 
     def _proxy_problems(self) -> list[Problem]:
@@ -229,6 +268,26 @@ class JudgeSection(Section):
         if broken is not None:
             problems.append(breach("url", *broken, "Use e.g. https://api.example/v1."))
         return problems
+
+
+def broken_browser(address: str) -> tuple[str, str] | None:
+    """Return the rule that the address of a browser breaks, and how to show it without a secret."""
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError:
+        return "a well-formed address", "something else"
+    if parts.scheme not in ("ws", "wss", "http", "https") or not parts.hostname:
+        return "an address with ws://, wss://, http:// or https://", "something else"
+    login = [part for part in (parts.username, parts.password) if part is not None]
+    given = [value for name, value in parse_qsl(parts.query) if SECRET_NAME.search(name)]
+    if not all(PLACEHOLDER.fullmatch(secret) for secret in (*login, *given)):
+        rule = "an address whose secrets are names of environment variables, as {BROWSER_TOKEN}"
+        return rule, parts.hostname
+    is_secret = bool(login or given or PLACEHOLDER.search(address))
+    if is_secret and parts.scheme in ("ws", "http") and not is_loopback(parts.hostname):
+        return "wss:// or https:// where a secret is sent to another machine", parts.hostname
+    return None
 
 
 def broken_proxy(url: str) -> tuple[str, str] | None:

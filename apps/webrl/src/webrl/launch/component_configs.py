@@ -194,6 +194,8 @@ def _browser_config(config: WebRLConfig, num_slots: int) -> BrowserConfig:
     return BrowserConfig(
         num_slots=num_slots,
         headless=env.headless,
+        remotes=env.browsers,
+        is_guarded=env.browser_network == "guarded",
         upstream=None
         if env.proxy is None
         else UpstreamConfig(
