@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import cast
 
 import pytest
+from awrl_pixelstore import PixelStoreUnavailable
 from awrl_rollout import RolloutBatch
 from awrl_trainer import PublishReport, TrainRow, UpdateResult
-from webrl.errors import RunFailedError
+from webrl.errors import EngineCallError, RunFailedError, WorkerLostError
 from webrl.training.rows import PreparedBatch
 from webrl.training.step_loop import PPOTrainer, Progress, StepConfig, keep_stepping
 
 
 class Engines:
-    """Ranks that say which version they hold after each update."""
+    """Ranks that say which version they hold after each update; a failed one may have risen too."""
 
-    def __init__(self, calls: list[str], versions: Sequence[int]) -> None:
+    def __init__(self, calls: list[str], versions: Sequence[int | EngineCallError]) -> None:
         self._calls = calls
         self._versions = iter(versions)
+        self.held = 6
 
     async def update(self, rows: Sequence[TrainRow]) -> UpdateResult:
         self._calls.append(f"update of {len(rows)} row")
-        return UpdateResult(version=next(self._versions), metrics={})
+        outcome = next(self._versions)
+        if isinstance(outcome, EngineCallError):
+            raise outcome
+        self.held = outcome
+        return UpdateResult(version=outcome, metrics={})
+
+    async def version(self) -> int:
+        return self.held
 
 
 class Source:
@@ -61,11 +71,13 @@ class Preparation:
 
     def __init__(self, calls: list[str]) -> None:
         self._calls = calls
-        self.has_rows = True
+        self.num_rows = 1
+        self.num_lost: Iterator[int] = itertools.repeat(0)
 
     async def prepare(self, batch: RolloutBatch) -> PreparedBatch:
-        rows = {"0/0": [cast("TrainRow", None)]} if self.has_rows else {}
-        return PreparedBatch(members=[], advantages={}, rows=rows, num_lost_rows=0)
+        lost = next(self.num_lost)
+        rows = {f"0/{row}": [cast("TrainRow", None)] for row in range(lost, self.num_rows)}
+        return PreparedBatch(members=[], advantages={}, rows=rows, num_lost_rows=lost)
 
     async def release(self, episode_ids: Sequence[str]) -> None:
         self._calls.append(f"release {', '.join(episode_ids)}")
@@ -112,10 +124,13 @@ class Loop:
     """A step loop over fakes."""
 
     def __init__(
-        self, versions: Sequence[int], receivers: tuple[str, ...] = ("rollout/0",)
+        self,
+        versions: Sequence[int | EngineCallError],
+        receivers: tuple[str, ...] = ("rollout/0",),
     ) -> None:
         self.calls: list[str] = []
         self.preparation = Preparation(self.calls)
+        self.engines = Engines(self.calls, versions)
         self.recorder = Recorder()
         self.progress = Progress(version=6, num_steps=8)
         self.source = Source(self.calls)
@@ -123,7 +138,7 @@ class Loop:
         self.trainer = PPOTrainer(
             rollouts=self.source,
             preparation=self.preparation,
-            engines=Engines(self.calls, versions),
+            engines=self.engines,
             weights=Weights(self.calls, receivers),
             recorder=self.recorder,
             config=StepConfig(batch_size=4, batch_timeout_s=9.0),
@@ -166,10 +181,55 @@ def test_the_version_counts_published_updates_only() -> None:
 
 def test_a_batch_without_a_row_wakes_no_rank_and_gives_its_budget_back() -> None:
     loop = Loop([])
-    loop.preparation.has_rows = False
+    loop.preparation.num_rows = 0
     loop.step()
     assert loop.calls[:2] == ["collect", "release budget"]
     assert loop.progress.version == 6
+
+
+def lost_in_an_update(*versions: int | EngineCallError, lost: Sequence[int]) -> Loop:
+    """Return a loop with three rows, so many of which have lost their screenshots at each look."""
+    loop = Loop([EngineCallError("PixelNotFound"), *versions])
+    loop.preparation.num_rows = 3
+    loop.preparation.num_lost = iter(lost)
+    return loop
+
+
+def test_screenshots_lost_while_ranks_compute_cost_their_rows_and_not_the_run() -> None:
+    loop = lost_in_an_update(EngineCallError("PixelNotFound"), 7, lost=(0, 1, 2))
+    metrics = loop.step()
+    assert loop.calls == [
+        *("collect", "update of 3 row", "update of 2 row", "update of 1 row"),
+        *("publish 7", "advance to 7", "release dropped/0"),
+    ]
+    assert loop.recorder.updates == [(["0/2"], 6)]
+    assert metrics["rollout/lost_rows"] == 2
+    assert loop.progress.num_trained_episodes == 1
+
+
+def test_an_update_that_has_lost_every_screenshot_is_skipped() -> None:
+    loop = lost_in_an_update(lost=(0, 3))
+    loop.step()
+    assert loop.calls[:3] == ["collect", "update of 3 row", "release budget"]
+    assert (loop.progress.version, loop.progress.num_trained_episodes) == (6, 0)
+
+
+def test_screenshots_lost_after_an_optimizer_step_send_the_run_back_to_its_checkpoint() -> None:
+    loop = lost_in_an_update(7, lost=(0, 1))
+    loop.engines.held = 7
+    with pytest.raises(PixelStoreUnavailable, match="in the middle of an update"):
+        loop.step()
+    assert loop.calls == ["collect", "update of 3 row"]
+
+
+def test_what_fails_with_every_screenshot_there_or_with_a_rank_is_not_tried_again() -> None:
+    loop = lost_in_an_update(7, lost=(1, 1))
+    with pytest.raises(EngineCallError, match="PixelNotFound"):
+        loop.step()
+    loop = Loop([WorkerLostError("actor/0 is gone")])
+    with pytest.raises(WorkerLostError):
+        loop.step()
+    assert loop.calls == ["collect", "update of 1 row"]
 
 
 def test_weights_that_reach_no_server_end_the_run() -> None:

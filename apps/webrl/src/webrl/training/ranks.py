@@ -54,6 +54,15 @@ class TrainerRanks:
         )
         return results[0]
 
+    async def version(self) -> int:
+        """Return the version of the ranks' weights.
+
+        Raises:
+            EngineCallError: A rank is gone, or hangs.
+        """
+        versions = await async_call_engine(self.handles, self._disk_s, UpdateEngine.version)
+        return versions[0]
+
     async def start_save(
         self, policies: Path, root: Path | None, *, keep: int, extra: Mapping[str, Any]
     ) -> None:
@@ -83,8 +92,7 @@ class TrainerRanks:
     async def load(self, path: Path) -> tuple[int, dict[str, Any]]:
         """Load a checkpoint; return its version and what `save` got as `extra`."""
         extras = await async_call_engine(self.handles, self._disk_s, UpdateEngine.load, str(path))
-        versions = await async_call_engine(self.handles, self._disk_s, UpdateEngine.version)
-        return versions[0], extras[0]
+        return await self.version(), extras[0]
 
     async def find_dead(self) -> None:
         """Raise for the first rank that is gone; its siblings only report a broken collective.

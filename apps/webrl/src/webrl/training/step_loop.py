@@ -7,7 +7,8 @@ evaluation and logging happen outside of it.
 Invariants:
     * the version counts published updates only: a skipped update gives the batch's budget back and
       publishes nothing;
-    * rows whose screenshots are gone are dropped before any rank starts, never the whole batch;
+    * rows whose screenshots are gone are dropped, never the whole batch: before any rank starts, and
+      when they go while the ranks compute;
     * the screenshots of an episode are released once it was trained on or dropped.
 
 Consumes batches of a `RolloutSource`; produces versions; waits for the source, the ranks and the
@@ -23,10 +24,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from awrl_pixelstore import PixelStoreUnavailable
 from awrl_rollout import RolloutBatch, UnwrappedTaskGroup
 from awrl_trainer import PublishReport, TrainRow, UpdateResult
 
-from webrl.errors import RunFailedError
+from webrl.errors import EngineCallError, RunFailedError, WorkerLostError
 from webrl.training.rows import PreparedBatch
 
 logger = logging.getLogger(__name__)
@@ -117,6 +119,10 @@ class UpdateEngines(Protocol):
         """Run one update."""
         ...
 
+    async def version(self) -> int:
+        """Return the version of the ranks' weights: it rises with an update's first optimizer step."""
+        ...
+
 
 class WeightsOfServers(Protocol):
     """Brings every rollout server to the ranks' weights."""
@@ -191,6 +197,7 @@ class PPOTrainer:
         Raises:
             RunFailedError: No server holds the new version.
             EngineCallError: A rank failed.
+            PixelStoreUnavailable: Screenshots were lost in the middle of an update.
             awrl_rollout.RolloutError: No batch could be had.
         """
         clock, progress = self._clock, self.progress
@@ -204,12 +211,11 @@ class PPOTrainer:
         self._stage = "making rows of a batch"
         batch = await self._preparation.prepare(collected)
         await self._recorder.note_batch(batch)
-        rows = [row for own in batch.rows.values() for row in own]
         prepared_s = clock()
         before = replace(progress)
         self._stage = f"computing update {progress.version + 1}"
         async with self._weights.lock:
-            updated = await self._engines.update(rows) if rows else None
+            batch, updated = await self._update(collected, batch)
             updated_s = clock()
             self._stage = f"publishing version {progress.version + 1}"
             published = await self._publish(updated)
@@ -236,6 +242,33 @@ class PPOTrainer:
             "time/step_s": clock() - started_s,
             "idle/actor_share": (collected_s - started_s) / max(1e-9, clock() - started_s),
         }
+
+    async def _update(
+        self, collected: RolloutBatch, batch: PreparedBatch
+    ) -> tuple[PreparedBatch, UpdateResult | None]:
+        """Update on the batch's rows; return what of it was trained on, and the result.
+
+        A shard of the PixelStore that is lost meanwhile takes screenshots with it: the ranks have
+        failed before their first optimizer step then, and start again without the rows concerned, or
+        after it, and their weights are of no version.
+        """
+        while batch.rows:
+            try:
+                rows = [row for own in batch.rows.values() for row in own]
+                return batch, await self._engines.update(rows)
+            except WorkerLostError:
+                raise
+            except EngineCallError as error:
+                left = await self._preparation.prepare(collected)
+                if left.num_lost_rows <= batch.num_lost_rows:
+                    raise
+                if await self._engines.version() != self.progress.version:
+                    raise PixelStoreUnavailable(
+                        "the loss of screenshots in the middle of an update"
+                    ) from error
+                logger.warning("an update is computed again: %s", error)
+                batch = left
+        return batch, None
 
     async def _collect(self) -> RolloutBatch | None:
         """Return the next batch; None when `stop` was set before it was full."""
