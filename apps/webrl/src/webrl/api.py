@@ -22,6 +22,7 @@ from rich.console import Console
 
 from webrl.config import LoadedConfig, config_warnings, resolve_run_dir
 from webrl.errors import PolicyError
+from webrl.launch.run_tasks import bad_rows
 from webrl.machine_check import preflight, preflight_evaluation
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def start(loaded: LoadedConfig, *, resume: bool, console: Console) -> int:
     """
     config = loaded.config
     preflight(config, is_resumed=resume)
-    for warning in config_warnings(config):
+    for warning in (*config_warnings(config), *bad_rows(config)):
         console.print(f"warning: {warning}")
     # Ray, torch and transformers take seconds to import: only a real run pays for them.
     from webrl.run.run import run_training  # noqa: PLC0415

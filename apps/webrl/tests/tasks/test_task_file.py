@@ -30,7 +30,7 @@ def test_lines_become_tasks_of_the_suite_web(tmp_path: Path) -> None:
     )
     assert (second.full_name, second.max_steps, second.viewport) == ("web/b", 3, Viewport(640, 480))
     pair = GOOD.replace('"answer"', '"viewport": [160, 224], "answer"')
-    assert load_task_file(_file(tmp_path, pair))[0].viewport == Viewport(160, 224)
+    assert load_task_file(_file(tmp_path, pair)).tasks[0].viewport == Viewport(160, 224)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,18 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_an_empty_file_is_no_task_file(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="task file must hold a task"):
         load_task_file(_file(tmp_path, "", " "))
+
+
+def test_lines_that_are_no_task_are_passed_over_and_told_up_to_a_share(tmp_path: Path) -> None:
+    lines = [GOOD.replace('"a"', f'"t{number}"', 1) for number in range(8)]
+    path = _file(tmp_path, *lines[:3], "not json", "", *lines[3:], lines[0])
+    found = load_task_file(path, max_bad_share=0.2)
+    assert [task.name for task in found.tasks] == [f"t{number}" for number in range(8)]
+    assert [row.line for row in found.bad_rows] == [4, 11]
+    assert "JSON is malformed" in found.bad_rows[0].problem
+    assert "name must be unique, got 't0' again" in found.bad_rows[1].problem
+    assert found.num_rows == 10
+    with pytest.raises(TaskError, match=r"line 4: .*Of 10 lines 2 are no task.*0.19 allows 1"):
+        load_task_file(path, max_bad_share=0.19)
+    with pytest.raises(TaskError, match="line 4: JSON is malformed"):
+        load_task_file(path)

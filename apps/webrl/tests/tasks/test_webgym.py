@@ -28,7 +28,7 @@ def _file(folder: Path, *lines: str) -> Path:
 
 
 def _load(folder: Path, **changes: object) -> Task:
-    return load_webgym_file(_file(folder, json.dumps(GOOD | changes)))[0]
+    return load_webgym_file(_file(folder, json.dumps(GOOD | changes))).tasks[0]
 
 
 def test_a_line_becomes_a_task_with_a_rubric_and_a_label(tmp_path: Path) -> None:
@@ -75,15 +75,11 @@ def test_difficulty_is_a_label(tmp_path: Path, difficulty: object, label: str) -
     assert _load(tmp_path, difficulty=difficulty).difficulty == label
 
 
-@pytest.mark.parametrize(
-    ("difficulty", "limits"),
-    [("easy", (10, 30)), (5, (20, 50)), ("Hard", (30, 70)), ("extreme", (30, 70))],
-)
-def test_difficulty_decides_how_many_actions_an_episode_may_take(
-    tmp_path: Path, difficulty: object, limits: tuple[int, int]
-) -> None:
-    task = _load(tmp_path, difficulty=difficulty)
-    assert (task.max_steps, task.test_max_steps) == limits
+def test_domain_subdomain_and_site_are_kept(tmp_path: Path) -> None:
+    task = _load(tmp_path, subdomain=" Shopping ", website="https://WWW.Shop.example:8080/lamps")
+    assert (task.domain, task.subdomain) == ("Lifestyle & Leisure", "Shopping")
+    assert task.site == "www.shop.example:8080"
+    assert _load(tmp_path, domain=None).domain is None
 
 
 def test_a_bare_host_is_opened_over_https(tmp_path: Path) -> None:
@@ -119,7 +115,7 @@ def test_a_wrong_line_is_named_with_its_field(
 
 
 def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="line 1: a task must be a JSON object"):
+    with pytest.raises(TaskError, match="line 1: Expected `object`"):
         load_webgym_file(_file(tmp_path, "[1]"))
 
 

@@ -19,6 +19,7 @@ from webrl.config import (
     to_toml,
 )
 from webrl.errors import ConfigError, PreflightError
+from webrl.launch.run_tasks import bad_rows
 from webrl.machine_check import check_enough_tasks, problem_text, run_checks
 from webrl.memory_budget import describe_memory
 
@@ -93,8 +94,11 @@ def _show(loaded: LoadedConfig, config: WebRLConfig, console: Console, *, is_res
     for line in (*describe_plan(loaded.config).splitlines(), "", *describe_memory(config)):
         console.print(f"# {line}".rstrip())
     failed = [check for check in run_checks(config, is_resumed=is_resumed) if not check.is_ok]
+    errors = plain_console(is_error=True)
     if all(check.name != "tasks" for check in failed):
         check_enough_tasks(config)
+        for warning in bad_rows(config):
+            errors.print(f"warning: {warning}")
     template = _named(load_config(loaded.name).config) if loaded.is_packaged else {}
     named = _named(config)
     wrong = [
@@ -102,7 +106,6 @@ def _show(loaded: LoadedConfig, config: WebRLConfig, console: Console, *, is_res
         for check in failed
         if check.name in named and template.get(check.name) != named[check.name]
     ]
-    errors = plain_console(is_error=True)
     for check in failed:
         if check not in wrong:
             errors.print(f"missing here: {problem_text(check)}")

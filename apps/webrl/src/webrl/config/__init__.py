@@ -23,7 +23,7 @@ from webrl.config.rules import Count, NonNegative, Positive, Section
 from webrl.config.run import WebRLConfig, check_dataset_size
 from webrl.config.spelling import all_keys
 from webrl.config.summary import config_warnings, describe_plan
-from webrl.config.web_sections import PLACEHOLDER, JudgeSection, TaskSection
+from webrl.config.web_sections import PLACEHOLDER, JudgeSection, StepLimitsSection, TaskSection
 
 __all__ = [
     "PLACEHOLDER",
@@ -39,6 +39,7 @@ __all__ = [
     "PublishedKey",
     "PublishedValue",
     "Section",
+    "StepLimitsSection",
     "TaskSection",
     "WebRLConfig",
     "all_keys",

@@ -24,7 +24,13 @@ from webrl.config.sections import (
     SchedulerSection,
     TestRolloutSection,
 )
-from webrl.config.web_sections import EnvSection, JudgeSection, TaskSection
+from webrl.config.web_sections import (
+    LONGEST_EPISODE,
+    EnvSection,
+    JudgeSection,
+    StepLimitsSection,
+    TaskSection,
+)
 from webrl.errors import ConfigError, Problem
 
 
@@ -54,6 +60,8 @@ class WebRLConfig(Section):
     """Where the policy comes from."""
     env: EnvSection = field(default_factory=EnvSection)
     """Rollout workers and their browsers."""
+    step_limits: StepLimitsSection = field(default_factory=StepLimitsSection)
+    """Actions of one episode by a WebGym task's difficulty."""
     judge: JudgeSection = field(default_factory=JudgeSection)
     """Who judges the episodes of tasks with a rubric."""
     gconfig: GenerationSection = field(default_factory=GenerationSection)
@@ -118,6 +126,13 @@ class WebRLConfig(Section):
     def capacity(self) -> int:
         """Most episodes that may be running or waiting for their update: `(eta + 1) * B`."""
         return (self.off_policyness_bound + 1) * self.rollout.consumer_batch_size
+
+    @property
+    def most_steps(self) -> int:
+        """Upper bound of a training episode's actions."""
+        limits = self.step_limits
+        own = max(LONGEST_EPISODE, limits.easy, limits.medium, limits.hard)
+        return max(task.max_steps or own for task in self.tasks)
 
     @property
     def groups_per_batch(self) -> int:
@@ -275,7 +290,9 @@ def _task_problems(config: WebRLConfig) -> list[Problem]:
     def note(key: str, message: str) -> None:
         problems.append(Problem(key=key, message=message))
 
-    twice = sorted({name for name in names if names.count(name) > 1})
+    # Of a file one entry may take one part and another one the rest.
+    single = [task.name for task in config.tasks if not task.is_file]
+    twice = sorted({name for name in single if single.count(name) > 1})
     if twice:
         note("tasks", f"must name each task once, got {twice[0]!r} twice. Use `weight` instead.")
     if all(task.split == "test" for task in config.tasks):
@@ -329,7 +346,7 @@ def _room_problems(config: WebRLConfig) -> list[Problem]:
     store = config.pixelstore
     room = store.max_bytes if store.disk_dir is None else store.max_disk_bytes
     # A start page and one screenshot after each action.
-    pictures = max(task.most_steps for task in config.tasks) + 1
+    pictures = config.most_steps + 1
     needed = config.capacity * pictures * config.env.most_screenshot_bytes
     if needed <= room:
         return []

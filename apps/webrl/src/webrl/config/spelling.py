@@ -138,5 +138,8 @@ def _depth(key: str) -> int:
 def _nearest_leaf(leaf: str, known: list[str]) -> list[str]:
     # The key nearest to the top wins where several sections have one of that name.
     leaves = {_leaf(name): name for name in sorted(known, key=_depth, reverse=True)}
-    found = difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=_CLOSE)
+    # A word of a key's name is nearer than a word like it: `steps` for `max_steps`, not for `sites`.
+    words = [name for name in leaves if leaf in name.split("_")]
+    found = sorted(words, key=len)[:1]
+    found = found or difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=_CLOSE)
     return [leaves[name] for name in found]

@@ -66,6 +66,11 @@ IDLE_KEYS: tuple[IdleKeys, ...] = (
         "no task has a rubric (webgym:PATH)",
     ),
     IdleKeys(
+        ("step_limits",),
+        lambda c: all(task.max_steps is not None for task in c.tasks if task.is_judged),
+        "no task of webgym:PATH goes without max_steps",
+    ),
+    IdleKeys(
         ("judge.token_limit_field",),
         lambda c: c.judge.max_answer_tokens is None,
         "judge.max_answer_tokens is unset",
@@ -277,6 +282,10 @@ def _idle_warnings(config: WebRLConfig) -> list[str]:
         if task.split == "train" and task.test_max_steps is not None:
             warnings.append(
                 f"tasks.test_max_steps of {task.name!r} has no effect: split = 'train'."
+            )
+        if task.subset_seed and task.num_tasks is None:
+            warnings.append(
+                f"tasks.subset_seed of {task.name!r} has no effect: num_tasks is unset."
             )
         if task.weight != 1 and (task.split == "test" or len(drawn) == 1):
             rule = "split = 'test'" if task.split == "test" else "it is drawn alone"

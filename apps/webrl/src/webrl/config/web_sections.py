@@ -18,6 +18,7 @@ from webrl.config.rules import (
     NonNegative,
     Positive,
     Section,
+    Share,
     Text,
     breach,
 )
@@ -56,11 +57,28 @@ class TaskSection(Section):
     """What the tasks are for: training, the test rollout and `webrl eval`, or both."""
     max_steps: Annotated[Count, "An episode needs one action."] | None = None
     """Actions of one episode before it ends as a failure; each task's own limit when unset, which
-    for `webgym:PATH` goes by difficulty: 10, 20, 30 in training, 30, 50, 70 in tests."""
+    for `webgym:PATH` goes by difficulty (`step_limits`)."""
     test_max_steps: Annotated[Count, "Leave it out for max_steps."] | None = None
     """The same for the test rollout; `max_steps`, else each task's own limit, when unset."""
     weight: Annotated[Positive, "Remove the task to never draw it."] = 1.0
     """How often the task is drawn, relative to the others."""
+    difficulties: tuple[str, ...] = ()
+    """Of a file, only the tasks with one of these labels; all when empty."""
+    domains: tuple[str, ...] = ()
+    """Of a file, only the tasks of one of these domains; all when empty."""
+    subdomains: tuple[str, ...] = ()
+    """Of a file, only the tasks of one of these subdomains; all when empty."""
+    sites: tuple[str, ...] = ()
+    """Of a file, only the tasks on one of these hosts, such as `example.org`, or below them; all when
+    empty."""
+    num_tasks: Annotated[Count, "Leave it out for all."] | None = None
+    """Of a file, only so many of what the other keys leave, drawn at random."""
+    subset_seed: Natural = 0
+    """Which ones `num_tasks` draws."""
+    max_bad_share: Share = 0.01
+    """Largest share of a file's lines that may be no task: they are passed over and told."""
+    prefix: str = ""
+    """What stands before each task's name: two files that share names can be told apart by it."""
 
     @property
     def is_judged(self) -> bool:
@@ -68,9 +86,41 @@ class TaskSection(Section):
         return self.name.startswith("webgym:")
 
     @property
-    def most_steps(self) -> int:
-        """Upper bound of a training episode's actions."""
-        return self.max_steps or LONGEST_EPISODE
+    def is_file(self) -> bool:
+        """Whether it stands for the tasks of a file."""
+        return self.name.startswith(("tasks:", "webgym:"))
+
+    def contradictions(self) -> list[Problem]:
+        """What chooses among the tasks of a file needs a file."""
+        chosen = ("difficulties", "domains", "subdomains", "sites", "num_tasks", "prefix")
+        wrong = [key for key in chosen if getattr(self, key)] if not self.is_file else []
+        rule = "unset but for a file of tasks (tasks:PATH, webgym:PATH)"
+        remedy = "Remove it, or name a file."
+        return [breach(key, rule, getattr(self, key), remedy) for key in wrong]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepLimitsSection(Section):
+    """Actions of one episode by a WebGym task's difficulty; a task's `max_steps` comes before them."""
+
+    easy: Annotated[Count, "An episode needs one action."] = 10
+    """Of up to 3 facts, in training."""
+    medium: Annotated[Count, "An episode needs one action."] = 20
+    """Of 4 to 6 facts, in training."""
+    hard: Annotated[Count, "An episode needs one action."] = 30
+    """Of more facts or another label, in training."""
+    test_easy: Annotated[Count, "An episode needs one action."] = 30
+    """Of up to 3 facts, in evaluation."""
+    test_medium: Annotated[Count, "An episode needs one action."] = 50
+    """Of 4 to 6 facts, in evaluation."""
+    test_hard: Annotated[Count, "An episode needs one action."] = 70
+    """Of more facts or another label, in evaluation."""
+
+    def of(self, difficulty: str | None, *, is_test: bool) -> int:
+        """Return the limit of a difficulty; another label counts as hard."""
+        label = difficulty if difficulty in ("easy", "medium") else "hard"
+        limit: int = getattr(self, f"test_{label}" if is_test else label)
+        return limit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

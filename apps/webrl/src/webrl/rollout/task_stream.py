@@ -18,6 +18,7 @@ import bisect
 import hashlib
 import itertools
 import math
+import operator
 import random
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -93,16 +94,23 @@ class TaskStream:
         seed: int,
         weights: Sequence[float] | None = None,
     ) -> None:
-        self._tasks = tuple(tasks)
-        self._num_seeds = num_seeds
+        given = weights or [1] * len(tasks)
         # As written: 1.4 is seven fifths, which no float is.
-        self._weights = [Fraction(str(weight)) for weight in weights or [1] * len(self._tasks)]
-        pairs = list(zip(self._tasks, self._weights, strict=True))
-        lightest = min(self._weights)
-        self._pools = [
-            _Pool([task for task, own in pairs if own == weight], num_seeds, weight / lightest)
-            for weight in dict.fromkeys(self._weights)
-        ]
+        exact = {weight: Fraction(str(weight)) for weight in dict.fromkeys(given)}
+        pools: dict[Fraction, list[Task]] = {weight: [] for weight in exact.values()}
+        names: list[str] = []
+        for weight, pairs in itertools.groupby(
+            zip(given, tasks, strict=True), key=operator.itemgetter(0)
+        ):
+            pool = pools[exact[weight]]
+            for _, task in pairs:
+                pool.append(task)
+                names.append(f"{task.full_name}:{task.is_seeded}:{exact[weight]}")
+        digest = hashlib.sha256(",".join(names).encode()).hexdigest()
+        self.fingerprint = f"{digest}|{num_seeds}|{seed}"
+        """Identity of the data set and its order."""
+        lightest = min(exact.values())
+        self._pools = [_Pool(own, num_seeds, weight / lightest) for weight, own in pools.items()]
         self._group_size = group_size
         self._seed = seed
         self._next_index = 0
@@ -114,16 +122,6 @@ class TaskStream:
     def epoch_length(self) -> int:
         """Return the number of groups in the first epoch."""
         return self._groups_before(1)
-
-    @property
-    def fingerprint(self) -> str:
-        """Return the identity of the data set and its order."""
-        names = ",".join(
-            f"{task.full_name}:{task.is_seeded}:{weight}"
-            for task, weight in zip(self._tasks, self._weights, strict=True)
-        )
-        digest = hashlib.sha256(names.encode()).hexdigest()
-        return f"{digest}|{self._num_seeds}|{self._seed}"
 
     def next_group(self) -> list[EpisodeRequest]:
         """Return the requests of the next group; its index is the group id."""

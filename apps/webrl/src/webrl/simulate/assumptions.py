@@ -60,7 +60,7 @@ def resolve_assumptions(
     """
     is_laptop = config.allocation.role("rollout").backend == "embedded"
     known = [
-        f"episode.max_steps={max(entry.most_steps for entry in config.tasks)}",
+        f"episode.max_steps={config.most_steps}",
         f"server.max_running={config.inference.max_running_requests}",
     ]
     if config.env.page_latency_s > 0:

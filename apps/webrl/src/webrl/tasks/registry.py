@@ -16,7 +16,7 @@ from webrl.tasks.faults import FAULT_CASES
 from webrl.tasks.faults import SUITE as FAULT_SUITE
 from webrl.tasks.miniwob import SUITE, miniwob_names, miniwob_task
 from webrl.tasks.task import Task
-from webrl.tasks.task_file import PREFIX, load_task_file
+from webrl.tasks.task_file import PREFIX, TaskFile, load_task_file
 from webrl.tasks.webgym import PREFIX as WEBGYM_PREFIX
 from webrl.tasks.webgym import load_webgym_file
 
@@ -41,22 +41,33 @@ def load_tasks(names: Iterable[str]) -> list[Task]:
         TaskError: A name is not known (the message holds the nearest one), a file is wrong, or two
             tasks share a name.
     """
-    loaded: list[tuple[str, Task]] = []
-    for name in names:
-        path = next((name.removeprefix(p) for p in FILE_PREFIXES if name.startswith(p)), None)
-        tasks = [load_task(name)] if path is None else _tasks_of_file(name, _stamp(path))
-        loaded += [(name, task) for task in tasks]
+    loaded = [(name, task) for name in names for task in load_task_set(name).tasks]
     refuse_shared_names(loaded)
     return [task for _, task in loaded]
 
 
+def load_task_set(name: str, *, max_bad_share: float = 0.0) -> TaskFile:
+    """Return the task of a name, or those of a file: `tasks:PATH` or `webgym:PATH`.
+
+    Args:
+        max_bad_share: Largest share of a file's lines that may be no task; they are passed over.
+
+    Raises:
+        TaskError: The name is not known (the message holds the nearest one), or the file is wrong.
+    """
+    path = next((name.removeprefix(p) for p in FILE_PREFIXES if name.startswith(p)), None)
+    if path is None:
+        return TaskFile(tasks=(load_task(name),))
+    return _tasks_of_file(name, max_bad_share, _stamp(path))
+
+
 @functools.lru_cache(maxsize=16)
-def _tasks_of_file(name: str, stamp: object) -> list[Task]:
+def _tasks_of_file(name: str, max_bad_share: float, stamp: object) -> TaskFile:
     """Return the tasks of a file; a data set of hundreds of thousands is read once, not at each use."""
     del stamp
     if name.startswith(PREFIX):
-        return load_task_file(name.removeprefix(PREFIX))
-    return load_webgym_file(name.removeprefix(WEBGYM_PREFIX))
+        return load_task_file(name.removeprefix(PREFIX), max_bad_share=max_bad_share)
+    return load_webgym_file(name.removeprefix(WEBGYM_PREFIX), max_bad_share=max_bad_share)
 
 
 def _stamp(path: str) -> object:
@@ -81,7 +92,8 @@ def refuse_shared_names(tasks: Iterable[tuple[str, Task]]) -> None:
         if other != place:
             raise TaskError(
                 f"task must have a name of its own, got {task.full_name!r} from both {other!r} and "
-                f"{place!r}. Rename one, or let one file train and the other one test (split)."
+                f"{place!r}. Rename one, set tasks.prefix for one of the files, or let one train and the "
+                "other one test (split)."
             )
 
 

@@ -26,7 +26,7 @@ context; `new_context`: nothing survives of the episode before (cookies, storage
 """
 
 
-class Viewport(msgspec.Struct, frozen=True):
+class Viewport(msgspec.Struct, frozen=True, gc=False):
     """What a screenshot shows, in CSS pixels at scale 1."""
 
     width: int = 160
@@ -35,7 +35,7 @@ class Viewport(msgspec.Struct, frozen=True):
     """Pixels; 224 is the height 210 of a MiniWoB++ page, rounded up to whole 16-pixel patches."""
 
 
-class Rubric(msgspec.Struct, frozen=True, kw_only=True):
+class Rubric(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a judge checks of an episode that ended with an answer."""
 
     facts: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Rubric(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer must amount to; `None` where any answer with the facts will do."""
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One kind of episode; the seed chooses among its instances."""
 
     suite: str
@@ -79,6 +79,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What a judge checks at the end of an episode; `None` for tasks that judge themselves."""
     difficulty: str | None = None
     """Label under which wasted episodes are counted; `None` for none."""
+    domain: str | None = None
+    """What the site is about, as its data set says; `None` where it says nothing."""
+    subdomain: str | None = None
+    """The same, finer."""
     is_steady: bool = False
     """Whether the same seed always gives the same first pixels."""
     allow_private: bool = False
@@ -128,8 +132,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
                 "Let either the page or the judge decide."
             )
         for name, pattern in (("answer", self.answer), ("final_url", self.final_url)):
+            if pattern is None:
+                continue
             try:
-                regex.compile(pattern or "")
+                regex.compile(pattern)
             except regex.error as error:
                 raise TaskError(
                     f"{name} must be a regular expression, got {pattern!r}: {error}. "
