@@ -105,8 +105,12 @@ def test_a_lost_member_is_refilled_before_any_new_group() -> None:
     async def body() -> None:
         rig.workers[0].fail("g0/1")
         await settle()
-        assert rig.running() == ["g0/0", "g0/1~1"]
-        await rig.finish("g0/0", "g0/1~1")
+        assert rig.running() == ["g0/0", "g1/0"]  # while the refill waits, its slot does not
+        await rig.clock.sleep(1.0)
+        await settle()
+        await rig.finish("g0/0")
+        assert rig.running() == ["g1/0", "g0/1~1"]
+        await rig.finish("g0/1~1")
         assert rig.running() == ["g1/0", "g1/1"]
         stats = rig.controller.statistics()
         assert (stats.num_refills, stats.num_faults, stats.num_ready_groups) == (1, 1, 1)
@@ -117,7 +121,7 @@ def test_a_lost_member_is_refilled_before_any_new_group() -> None:
 @pytest.mark.parametrize("policy", ["deliver", "drop"])
 def test_after_the_last_refill_the_group_is_smaller_or_dropped(policy: str) -> None:
     config = ControllerConfig(
-        max_refills=1, when_incomplete="drop" if policy == "drop" else "deliver"
+        max_refills=1, refill_delay_s=0.0, when_incomplete="drop" if policy == "drop" else "deliver"
     )
     rig = Rig(source=endless_groups(2), batch=2, config=config)
 

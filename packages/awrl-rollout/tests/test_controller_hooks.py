@@ -121,18 +121,21 @@ def test_the_breaker_stops_admission_and_the_trainer() -> None:
             [worker],
             limits(),
             source=endless_groups(1),
-            config=ControllerConfig(max_fault_share=0.5, fault_window=4),
+            config=ControllerConfig(max_fault_share=0.5, fault_window=4, outage_patience_s=9.0),
             clock=clock,
         ) as controller:
             await settle()
             for _ in range(4):
                 worker.fail(next(iter(worker.requests)), FaultKind.SITE_BLOCKED)
                 await settle()
+            assert controller.statistics().is_on_trial
+            await clock.sleep(16.0)
+            worker.fail(next(iter(worker.requests)), FaultKind.SITE_BLOCKED)
+            await settle()
             with pytest.raises(StarvedError, match="site_blocked 4"):
                 await controller.prepare_batch(2)
             num_seen = len(worker.seen)
-            worker.fail(next(iter(worker.requests)), FaultKind.SITE_BLOCKED)
-            await settle()
+            await clock.sleep(60.0)
             assert len(worker.seen) == num_seen
 
     clock.run(main())
@@ -272,13 +275,14 @@ def test_every_kind_of_end_is_told_to_the_ledger() -> None:
     async def main() -> None:
         async with RolloutController([worker], manager, source=endless_groups(1), clock=clock):
             await settle()
-            worker.fail("g0/0", FaultKind.SITE_BLOCKED)
+            worker.fail("g0/0", FaultKind.NAVIGATION_ERROR)
+            await clock.sleep(1.0)
             await settle()
             worker.filter_out("g0/0~1")
             await settle()
             wasted = manager.statistics().wasted_by_reason
             assert wasted == {
-                "faulted: site_blocked": 1,
+                "faulted: navigation_error": 1,
                 "rejected: filtered by the workflow": 1,
             }
             assert list(worker.requests) == ["g1/0"]

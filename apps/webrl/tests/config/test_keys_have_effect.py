@@ -186,7 +186,11 @@ def components(config: WebRLConfig) -> list[object]:
         worker,
         publisher.snapshots is None,
         component_configs.role_specs(config, 16.0),
-        (controller.max_fault_share, config.rollout.consumer_batch_size)
+        (
+            controller.max_fault_share,
+            controller.outage_patience_s,
+            config.rollout.consumer_batch_size,
+        )
         if config.is_synchronous
         else (component_configs.staleness_config(config), controller),
         run_tasks.test_tasks(config),

@@ -177,7 +177,7 @@ def test_a_fit_meets_its_target() -> None:
 
 
 def test_a_run_that_would_stop_stops_the_simulation() -> None:
-    with pytest.raises(RunFailedError, match="share of faults"):
+    with pytest.raises(RunFailedError, match="share of groups lost to the infra"):
         simulate_asynchronous(config(), model("episode.step_s=1000"))
 
 

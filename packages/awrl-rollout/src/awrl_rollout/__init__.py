@@ -8,7 +8,7 @@ from awrl_rollout.callback import (
     CallbackNotifier,
     CallbackServer,
 )
-from awrl_rollout.clock import VirtualClock
+from awrl_rollout.clock import Clock, RealClock, VirtualClock
 from awrl_rollout.concurrency import UnwrappedTaskGroup
 from awrl_rollout.controller import (
     ControllerConfig,
@@ -62,6 +62,7 @@ __all__ = [
     "BatchTimeoutError",
     "CallbackNotifier",
     "CallbackServer",
+    "Clock",
     "ControllerConfig",
     "EpisodeAssignment",
     "EpisodeContext",
@@ -79,6 +80,7 @@ __all__ = [
     "InterruptibleGenerator",
     "LocalWorker",
     "Outcome",
+    "RealClock",
     "RetryPolicy",
     "RolloutBatch",
     "RolloutController",

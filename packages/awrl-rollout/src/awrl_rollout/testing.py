@@ -25,7 +25,12 @@ async def settle(num_cycles: int = _SETTLE_CYCLES) -> None:
 
 
 def make_group(
-    group_id: str, num_members: int, *, payload: object = None, label: str | None = None
+    group_id: str,
+    num_members: int,
+    *,
+    payload: object = None,
+    label: str | None = None,
+    site: str = "",
 ) -> list[EpisodeRequest]:
     """Return the requests of one group, with ids `GROUP/MEMBER`."""
     return [
@@ -36,6 +41,7 @@ def make_group(
             group_size=num_members,
             payload=payload,
             label=label,
+            site=site,
         )
         for member in range(num_members)
     ]

@@ -67,7 +67,11 @@ class RolloutSection(Section):
     """Groups in a row of equal rewards, which carry no gradient, after which the run stops: then
     nobody solves the tasks, or everybody does."""
     max_fault_share: Annotated[float, Meta(gt=0, le=1), "Use 1 to never stop on faults."] = 0.5
-    """Share of recent episodes that may end in faults before the run stops itself."""
+    """Share of recent groups that the infrastructure may lose before the run stops itself. What sites
+    do to their own groups is not counted, unless no group gets through any more."""
+    outage_patience_s: Annotated[float, Meta(ge=0), "Use 0 to stop at once."] = 180.0
+    """How long everything may be down before the run stops itself, in seconds; meanwhile episodes
+    are tried one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from awrl_pixelstore import PixelStoreConfig
-from awrl_rollout import ControllerConfig
+from awrl_rollout import ControllerConfig, FaultBreaker
 from awrl_staleness import StalenessConfig
 from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig, SnapshotWriter
 
@@ -132,7 +132,18 @@ def controller_config(config: WebRLConfig) -> ControllerConfig:
         max_fault_share=config.rollout.max_fault_share,
         episode_deadline_s=2.0 * config.env.episode_timeout_s * config.rollout.max_attempts,
         max_refills=config.rollout.max_attempts,
+        outage_patience_s=config.rollout.outage_patience_s,
         min_members=2,
+    )
+
+
+def fault_breaker(config: WebRLConfig) -> FaultBreaker:
+    """Return what stops synchronous rounds, with the controller's limits."""
+    limits = controller_config(config)
+    return FaultBreaker(
+        max_share=limits.max_fault_share,
+        window=limits.fault_window,
+        patience_s=limits.outage_patience_s,
     )
 
 

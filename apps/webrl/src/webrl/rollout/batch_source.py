@@ -21,12 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from awrl_rollout import (
+    Clock,
     EpisodeAssignment,
     EpisodeRecord,
     EpisodeRequest,
     ExecutorStatistics,
     FaultBreaker,
     GroupResult,
+    RealClock,
     RolloutBatch,
     RolloutController,
     SlotTime,
@@ -46,6 +48,9 @@ CALL_DEADLINE_S = 60.0
 
 STATISTICS_DEADLINE_S = 10.0
 """Looking at a worker's slots; a busy laptop answers within a second."""
+
+POLL_S = 0.5
+"""Between two looks at a breaker that holds rounds back."""
 
 LAST_GROUPS = 200
 """Groups that a sentence about the last ones counts."""
@@ -409,8 +414,9 @@ class SynchronousRollouts:
         stream: Hands out the groups.
         group_filter: Decides which groups carry a gradient.
         group_size: Episodes of one group.
-        breaker: Stops the run when the share of faults is too high.
+        breaker: Holds rounds back, and stops the run, when the infrastructure is down.
         version: Weight version that the servers hold.
+        clock: What the breaker's waits are measured with.
     """
 
     def __init__(
@@ -422,7 +428,9 @@ class SynchronousRollouts:
         group_size: int,
         breaker: FaultBreaker,
         version: int = 0,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock: Clock = RealClock() if clock is None else clock
         self._pools = tuple(pools)
         self._stream = stream
         self._filter = group_filter
@@ -445,6 +453,9 @@ class SynchronousRollouts:
         groups: list[GroupResult] = []
         while not groups:
             self._breaker.check()
+            while not self._breaker.may_start(self._clock.time()):
+                await self._clock.sleep(POLL_S)
+            self._breaker.started(self._clock.time())
             async with asyncio.timeout(timeout_s):
                 groups = await self.run_round(num_episodes)
         batch = RolloutBatch(
@@ -499,8 +510,12 @@ class SynchronousRollouts:
         records = [record for task in tasks for record in task.result()]
         self.num_completed += len(records)
         self._num_faults += sum(record.fault is not None for record in records)
+        request_of = {request.episode_id: request for request in requests}
+        now_s = self._clock.time()
         for record in records:
-            self._breaker.note(record.fault)
+            self._breaker.note(request_of[record.episode_id], record, now_s)
+        for request in requests:
+            self._breaker.forget(request.group_id, now_s)
         return self._filter.accept_round(records)
 
 

@@ -18,7 +18,6 @@ import msgspec
 from awrl_pixelstore import PixelStoreUnavailable
 from awrl_rollout import (
     CallbackServer,
-    FaultBreaker,
     RolloutController,
     RolloutError,
     UnwrappedTaskGroup,
@@ -353,14 +352,13 @@ class Run:
         """Start the rollout workers, and the controller where they are everlasting."""
         config = self._config
         supervisor = await self._start_workers(system, stack, recovery)
-        limits = component_configs.controller_config(config)
         if config.is_synchronous:
             rounds = SynchronousRollouts(
                 [RayRoundPool(handle, BATCH_DEADLINE_S) for handle in supervisor.handles],
                 kept,
                 group_filter,
                 group_size=config.gconfig.n_samples,
-                breaker=FaultBreaker(max_share=limits.max_fault_share, window=limits.fault_window),
+                breaker=component_configs.fault_breaker(config),
                 version=progress.version,
             )
             return supervisor, rounds
@@ -368,7 +366,7 @@ class Run:
             supervisor.workers.values(),
             StalenessManager(component_configs.staleness_config(config), version=progress.version),
             source=kept.next_group,
-            config=limits,
+            config=component_configs.controller_config(config),
             accept_group=group_filter.accept,
             on_discarded=group_filter.discarded,
             on_group_dropped=group_filter.group_dropped,

@@ -28,7 +28,7 @@ from awrl_rollout.controller.config import (
     DiscardHook,
     GroupDropHook,
 )
-from awrl_rollout.controller.groups import CompleteGroup, GroupTracker
+from awrl_rollout.controller.groups import CompleteGroup, GroupInVain, GroupTracker
 from awrl_rollout.episode import EpisodeRecord, EpisodeRequest, Outcome
 
 FILTERED = "filtered by the workflow"
@@ -142,8 +142,10 @@ class BatchAssembler:
         self._hooks = hooks
         self._swept_version: int | None = None
 
-    def ended(self, request: EpisodeRequest, record: EpisodeRecord) -> CompleteGroup | None:
-        """Tell the ledger of one member's end; return its group when that is complete."""
+    def ended(
+        self, request: EpisodeRequest, record: EpisodeRecord, now_s: float = 0.0
+    ) -> CompleteGroup | GroupInVain | None:
+        """Tell the ledger of one member's end; return its group when that is over."""
         manager = self._manager
         if record.fault is not None:
             manager.fault(request.episode_id, record.fault.kind.value)
@@ -155,7 +157,13 @@ class BatchAssembler:
             if record.oldest_version is None:
                 record = msgspec.structs.replace(record, oldest_version=request.weight_version)
             manager.finish(request.episode_id, oldest_version=record.oldest_version)
-        following = self._groups.ended(request, record)
+        following = self._groups.ended(request, record, now_s)
+        if isinstance(following, GroupInVain):
+            for waiting in following.waiting:
+                manager.reject(waiting.episode_id, following.reason)
+            if following.complete is not None:
+                self._completed(following.complete)
+            return following
         if isinstance(following, CompleteGroup):
             self._completed(following)
             return following
@@ -269,6 +277,8 @@ class BatchAssembler:
         self._hooks.dropped(group.group_id, reason)
 
     def _refusal(self, group: CompleteGroup) -> str | None:
+        if not group.records and group.lost_to is not None:
+            return f"lost to {group.lost_to.value}"
         if not group.records:
             return "all members lost" if group.num_lost else "all members filtered"
         if len(group.records) < self._config.min_members:

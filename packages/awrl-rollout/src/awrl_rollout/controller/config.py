@@ -48,15 +48,20 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True):
     starved_after_s: float = 60.0
     """A batch that cannot fill for this long, with nothing running, is an error."""
     max_fault_share: float | None = 0.5
-    """Largest share of faulted episodes over `fault_window`; None never stops the run.
-    Cancelled episodes and those of a dead worker are not counted."""
-    fault_window: int = 64
-    """Episodes that the share is taken over."""
+    """Largest share of groups lost to the infrastructure over `fault_window`; None never stops the
+    run. What sites do to their own groups is not counted, nor are dead workers."""
+    fault_window: int = 32
+    """Groups that the share is taken over."""
+    outage_patience_s: float = 180.0
+    """How long the infrastructure may be down, though it is tried again and again, before the run
+    stops."""
     watchdog_interval_s: float = 120.0
     """While the trainer waits this long, a sentence that says for whom is logged, again and again;
     a slot that stays this long in one stage counts as stuck."""
     max_refills: int = 2
-    """Further requests for one member of a group after faults; then the member counts as lost."""
+    """Further requests for one member of a group after faults that can pass; then it counts as lost."""
+    refill_delay_s: float = 1.0
+    """Wait before a member's first refill; it doubles with each, up to a minute."""
     when_incomplete: Literal["deliver", "drop"] = "deliver"
     """Of a group with lost members, deliver those that ended well, or drop the whole group."""
     min_members: int = 1
@@ -85,15 +90,23 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}.")
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
         share = self.max_fault_share
         if share is not None and not 0 <= share <= 1:
             raise ValueError(
                 f"max_fault_share must be between 0 and 1, got {share}. Use None to switch it off."
             )
-        if self.max_refills < 0:
-            raise ValueError(
-                f"max_refills must be at least 0, got {self.max_refills}. Use 0 for no refill."
-            )
+        for name, thing in (
+            ("max_refills", "refill"),
+            ("outage_patience_s", "wait"),
+            ("refill_delay_s", "wait"),
+        ):
+            if not getattr(self, name) >= 0:
+                raise ValueError(
+                    f"{name} must be at least 0, got {getattr(self, name)}. Use 0 for no {thing}."
+                )
         if self.min_members < 1:
             raise ValueError(
                 f"min_members must be at least 1, got {self.min_members}. "

@@ -69,7 +69,7 @@ from awrl_rollout.controller.config import (
     GroupDropHook,
     TaskSource,
 )
-from awrl_rollout.controller.groups import GroupTracker
+from awrl_rollout.controller.groups import GroupInVain, GroupTracker
 from awrl_rollout.controller.reporting import ControllerStatistics, describe_wait
 from awrl_rollout.controller.scheduler import Scheduler, check_group
 from awrl_rollout.controller.workers import NotifyingWorker, Worker, WorkerPool, WorkerProxy
@@ -117,13 +117,17 @@ class RolloutController:
         self._on_ended = on_ended
         self._on_worker_lost = on_worker_lost
         self._groups = GroupTracker(
-            self.config.max_refills, lambda episode_id: self._scheduler.is_used(episode_id)
+            self.config.max_refills,
+            lambda episode_id: self._scheduler.is_used(episode_id),
+            delay_s=self.config.refill_delay_s,
         )
         self._scheduler = Scheduler(manager, self._groups, source, extra_bounds)
         self._batches = BatchAssembler(manager, self._groups, self.config, hooks)
         self._pool = WorkerPool(self._clock, self._completed, self._batches.late)
         self._breaker = FaultBreaker(
-            max_share=self.config.max_fault_share, window=self.config.fault_window
+            max_share=self.config.max_fault_share,
+            window=self.config.fault_window,
+            patience_s=self.config.outage_patience_s,
         )
         self._scope = TaskScope()
         self._changed = Signal()
@@ -346,9 +350,10 @@ class RolloutController:
         blocked, pool = self._scheduler.blocked_by, self._pool
         return (
             f"{pool.num_assigned} episodes in flight on {len(pool.live)} workers, "
-            f"{len(self._groups.pending)} members wait for a slot, {self._groups.num_open} groups "
+            f"{self._groups.num_waiting} members wait for a slot, {self._groups.num_open} groups "
             f"are open, {len(self._batches.ready)} are ready; {self._manager.capacity().describe()}"
             + (f"; the next group was refused by {blocked}" if blocked else "")
+            + self._breaker.describe()
             + ("; admission is paused" if self._scheduler.is_paused else "")
             + self._batches.describe_training()
             + (f"; {pool.last_death}" if pool.last_death else "")
@@ -361,7 +366,7 @@ class RolloutController:
             num_workers=len(pool.live),
             num_slots=sum(proxy.num_slots for proxy in pool.live),
             num_in_flight=pool.num_assigned,
-            num_pending=len(self._groups.pending),
+            num_pending=self._groups.num_waiting,
             num_open_groups=self._groups.num_open,
             num_ready_groups=len(batches.ready),
             num_ready_episodes=batches.ready.num_episodes,
@@ -375,6 +380,7 @@ class RolloutController:
             num_short_batches=batches.num_short_batches,
             dropped_groups=dict(batches.dropped_groups),
             is_admission_open=not self._scheduler.is_paused,
+            is_on_trial=self._breaker.is_on_trial,
             blocked_by=self._scheduler.blocked_by,
             staleness=self._manager.statistics(),
         )
@@ -410,7 +416,8 @@ class RolloutController:
         while not self._is_closed:
             self._schedule()
             try:
-                async with asyncio.timeout(self.config.poll_interval_s):
+                due_s = max(0.0, self._groups.next_due_s - self._clock.time())
+                async with asyncio.timeout(min(self.config.poll_interval_s, due_s)):
                     await self._has_work.wait()
             except TimeoutError:
                 pass
@@ -480,19 +487,26 @@ class RolloutController:
             return
         if self.config.episode_deadline_s is not None:
             self._pool.expire(self.config.episode_deadline_s)
-        while not self._breaker.is_open and self._pool.has_free:
+        now_s = self._clock.time()
+        self._groups.release_due(now_s)
+        while self._breaker.may_start(now_s) and self._pool.has_free:
             request = self._scheduler.next_start()
             if request is None:
                 return
+            self._breaker.started(now_s)
             self._pool.assign(request)
 
     def _completed(self, request: EpisodeRequest, record: EpisodeRecord) -> None:
-        self._breaker.note(record.fault)
+        now_s = self._clock.time()
+        self._breaker.note(request, record, now_s)
         if self._on_ended is not None:
             self._on_ended(record)
-        complete = self._batches.ended(request, record)
-        if complete is not None:
-            self._pool.forget_group(complete.group_id)
+        over = self._batches.ended(request, record, now_s)
+        if isinstance(over, GroupInVain) and over.complete is None:
+            self._pool.give_up_group(over.group_id, over.reason)
+        elif over is not None:
+            self._pool.forget_group(over.group_id)
+            self._breaker.forget(over.group_id, now_s)
         self._wake()
         self._changed.notify()
 
@@ -517,8 +531,8 @@ class RolloutController:
             if self._must_wait_for_overrun():
                 return None
             return self._batches.take(num_episodes, is_short=False)
-        is_moving = pool.num_assigned > 0 or (bool(self._groups.pending) and bool(pool.live))
-        if is_moving or self._scheduler.is_paused:
+        is_moving = pool.num_assigned > 0 or (self._groups.num_waiting > 0 and bool(pool.live))
+        if is_moving or self._scheduler.is_paused or self._breaker.is_on_trial:
             self._stuck_since_s = None
             return None
         if not self._scheduler.has_more and not self._groups.num_open:

@@ -21,7 +21,7 @@ class ControllerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     num_in_flight: int
     """Episodes at workers."""
     num_pending: int
-    """Members of admitted groups that wait for a slot."""
+    """Members of admitted groups that wait for a slot, or for their refill."""
     num_open_groups: int
     num_ready_groups: int
     """Complete, accepted, not in a batch."""
@@ -43,6 +43,8 @@ class ControllerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     dropped_groups: dict[str, int]
     """Groups that never reached a batch, by reason."""
     is_admission_open: bool
+    is_on_trial: bool
+    """Whether episodes start one by one, because the infrastructure seems to be down."""
     blocked_by: str | None
     """Name of the bound that refused the next group."""
     staleness: StalenessStatistics
@@ -58,6 +60,7 @@ class ControllerStatistics(msgspec.Struct, frozen=True, kw_only=True):
             "rollout/completed_episodes": float(self.num_completed),
             "rollout/faulted_episodes": float(self.num_faults),
             "rollout/refilled_episodes": float(self.num_refills),
+            "rollout/on_trial": float(self.is_on_trial),
             "rollout/restored_episodes": float(self.num_restored),
             "rollout/duplicate_records": float(self.num_duplicates),
             "rollout/dropped_groups": float(sum(self.dropped_groups.values())),

@@ -360,6 +360,13 @@ class WorkerPool:
             self._give_up(request, FaultKind.TIMEOUT, message)
             proxy.ask_to_cancel(request.episode_id)
 
+    def give_up_group(self, group_id: str, reason: str) -> None:
+        """Complete what runs of a group as cancelled, and have it cancelled."""
+        running = [item for item in self._assignments.values() if item.request.group_id == group_id]
+        for request, proxy, _ in running:
+            self._give_up(request, FaultKind.CANCELLED, reason)
+            proxy.ask_to_cancel(request.episode_id)
+
     def give_up_all(self, reason: str) -> list[Callable[[], None]]:
         """Return one call per assignment, each of which completes it as cancelled."""
         return [
