@@ -129,6 +129,7 @@ def test_a_killed_browser_costs_its_own_episodes_and_comes_back() -> None:
                 for session in sessions:
                     await session.reset(TASK, 1)
                     await session.step(MISS)
+                assert pool.statistics().num_driver_starts == 1
 
     asyncio.run(main())
 

@@ -173,6 +173,21 @@ def test_refused_credentials_are_a_failure_of_the_proxy_that_does_not_name_them(
     assert "wrong-word" not in message + caplog.text
 
 
+def test_a_proxy_that_is_gone_is_told_of_once_and_not_for_each_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> int:
+        async with _guarded() as (guard, proxy):
+            proxy.stop()
+            for _ in range(3):
+                with pytest.raises(aiohttp.ClientError):
+                    await _get(guard, f"http://{SITE}/")
+            return guard.num_upstream_failures
+
+    assert asyncio.run(main()) >= 3
+    assert caplog.text.count("can not be reached") == 1
+
+
 def test_credentials_come_from_the_environment_in_the_form_that_a_proxy_takes() -> None:
     config = UpstreamConfig(url="http://127.0.0.1:1", credentials_env="PROXY_LOGIN")
     for value in ("", "a-secret-word"):

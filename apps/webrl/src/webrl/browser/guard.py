@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 _MAX_HEAD = 1 << 16
 _END_OF_HEAD = b"\r\n\r\n"
+_WARNING_EVERY_S = 60.0
+"""A proxy that is gone fails each connection of each page."""
 _KEPT_HOSTS = 256
 _BROKEN = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
 """How a connection fails: an error of the network, or an end or a length that HTTP does not allow."""
@@ -117,6 +119,7 @@ class GuardProxy:
         """Connections that failed because the upstream proxy did."""
         self.last_upstream_failure = ""
         """What was wrong with it, the last time."""
+        self._next_warning_s = 0.0
         self._resolver = resolver
         self._allow = allow
         self._connect_s = connect_s
@@ -205,9 +208,7 @@ class GuardProxy:
             check = None if self._upstream is None else self._upstream.check
             await _join(reader, writer, *far, first=first, check=check)
         except UpstreamError as error:
-            self.num_upstream_failures += 1
-            self.last_upstream_failure = str(error)
-            logger.warning("%s", error)
+            self._note_upstream(error)
             if onward is None:
                 writer.write(_UNREACHED)  # else the end alone: a page is no place for this answer
 
@@ -232,6 +233,14 @@ class GuardProxy:
             except UnreachedError as error:
                 logger.debug("%s", error)
         return None, onward
+
+    def _note_upstream(self, error: UpstreamError) -> None:
+        self.num_upstream_failures += 1
+        self.last_upstream_failure = str(error)
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._next_warning_s:
+            self._next_warning_s = now_s + _WARNING_EVERY_S
+            logger.warning("%s", error)
 
     def _note(self, host: str, trouble: Trouble) -> None:
         self._troubles[host] = trouble

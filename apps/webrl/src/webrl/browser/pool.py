@@ -264,9 +264,11 @@ class BrowserPool:
     async def replace(self, level: RecoveryLevel, browser: LiveBrowser | None) -> bool:
         """Replace browser or driver when it is at fault; return whether it is worth a try.
 
-        A browser that answers is not at fault: other sessions work in it.
+        A browser that answers is not at fault: other sessions work in it. Nor is a driver when a
+        browser elsewhere is gone: others of the pool are driven by it.
         """
-        if level is RecoveryLevel.DRIVER and browser is not None and not browser.is_alive:
+        is_gone = browser is not None and not browser.is_alive and not browser.is_remote
+        if level is RecoveryLevel.DRIVER and browser is not None and is_gone:
             browser.driver.is_suspect = True
         if browser is None or not browser.is_alive:
             return True
