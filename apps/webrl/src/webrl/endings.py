@@ -30,6 +30,8 @@ EndReason: TypeAlias = Literal[
     "task",
     "answer",
     "max_steps",
+    "invalid_limit",
+    "prompt_full",
     "time_limit",
     "page_hung",
     "page_crashed",
@@ -69,6 +71,8 @@ _TABLE = (
         "the steps are used up; a reply without an action, one that `max_new_tokens` cut, and an "
         "action that is refused or does nothing cost a step each",
     ),
+    _result("invalid_limit", "`agent.invalid_limit` replies one after another held no action"),
+    _result("prompt_full", "what it noted and did leaves no room for an answer in the context"),
     _result("time_limit", "its actions together took more than half of `env.episode_timeout_s`"),
     _result("page_hung", "after an action the page answers no more, though the browser does"),
     _result("page_crashed", "after an action the page's process ended, or its last page is closed"),

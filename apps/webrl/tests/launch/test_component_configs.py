@@ -157,7 +157,7 @@ def test_screenshots_that_leave_no_room_for_an_answer_are_refused(
     tiny_processor: PolicyProcessor,
 ) -> None:
     component_configs.check_pictures(load_config("laptop").config, tiny_processor)
-    config = load_config("laptop", ["env.history_window=15"]).config
+    config = load_config("laptop", ["agent.images=15"]).config
     with pytest.raises(ConfigError, match=r"15 screenshots of 160 x 224 \(525 tokens\)"):
         component_configs.check_pictures(config, tiny_processor)
 

@@ -11,16 +11,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
-from webrl.actions import ACTION_NAMES
-from webrl.errors import PolicyError
-from webrl.policy import (
+from webrl.actions import ACTION_NAMES, parse_action
+from webrl.agent import (
     MARKS_SYSTEM_PROMPT,
     SYSTEM_PROMPT,
-    PolicyProcessor,
+    Decision,
+    Scene,
+    Turn,
     action_lines,
+    make_agent,
     user_text,
 )
-from webrl.policy.prompt import MAX_EVENTS, chat
+from webrl.agent import direct_chat as chat
+from webrl.agent.texts import MAX_EVENTS
+from webrl.config import AgentSection
+from webrl.errors import PolicyError
+from webrl.policy import PolicyProcessor
 from webrl.policy.tokenizer import SPECIAL_TOKENS
 
 
@@ -98,9 +104,24 @@ def test_a_whole_reply_in_place_of_an_action_is_cut() -> None:
     assert len(user_text("Go.", [reply] * 4)) < 4 * 6 * 250
 
 
+def within(
+    processor: PolicyProcessor, max_tokens: int, *replies: str, elements: list[str] | None = None
+) -> list[int]:
+    """Return the prompt of the agent `direct` after these replies."""
+    decisions = [Decision(action=parse_action(reply)) for reply in replies]
+    scene = Scene(
+        goal="Go.",
+        url="",
+        sizes=((224, 160),) * (len(replies) + 1),
+        elements=None if elements is None else tuple(elements),
+        turns=tuple(Turn(decision=decision) for decision in decisions),
+    )
+    room = max_tokens + processor.num_image_tokens(224, 160) - 1
+    return make_agent(AgentSection(), processor, max_tokens=room).prompt(scene).ids
+
+
 def test_a_prompt_that_is_too_long_loses_its_oldest_actions(processor: PolicyProcessor) -> None:
-    actions = [f"left_click({n}, {n})" for n in range(100)]
-    prompt = processor.build_prompt("Go.", actions, 1, max_tokens=200)
+    prompt = within(processor, 200, *(f"left_click({n}, {n})" for n in range(100)))
     text = processor.decode(prompt)
     assert len(prompt) <= 200
     assert "left_click(99, 99)" in text
@@ -109,7 +130,7 @@ def test_a_prompt_that_is_too_long_loses_its_oldest_actions(processor: PolicyPro
 
 def test_a_prompt_that_is_too_long_loses_its_last_elements(processor: PolicyProcessor) -> None:
     elements = [f"{n} button: {'x' * 80}" for n in range(1, 200)]
-    prompt = processor.build_prompt("Go.", ["wait()"], 1, elements, max_tokens=300)
+    prompt = within(processor, 300, "wait()", elements=elements)
     text = processor.decode(prompt)
     assert len(prompt) <= 300
     assert "wait()" in text
@@ -117,5 +138,5 @@ def test_a_prompt_that_is_too_long_loses_its_last_elements(processor: PolicyProc
 
 
 def test_a_goal_that_is_too_long_is_refused(processor: PolicyProcessor) -> None:
-    with pytest.raises(PolicyError, match=r"must fit into 20 tokens .* inference\.context_length"):
-        processor.build_prompt("Go. " * 50, ["wait()"], 1, ["1 a"], max_tokens=20)
+    with pytest.raises(PolicyError, match=r"must fit into .* inference\.context_length"):
+        within(processor, 3, "wait()", elements=["1 a"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from webrl.config.agent_section import AgentSection, HistorySection
 from webrl.config.load import (
     LoadedConfig,
     OverrideText,
@@ -30,7 +31,9 @@ __all__ = [
     "PROXIMAL_CHOICES",
     "PUBLISHED_KEYS",
     "PUBLISHED_VALUES",
+    "AgentSection",
     "Count",
+    "HistorySection",
     "JudgeSection",
     "LoadedConfig",
     "NonNegative",

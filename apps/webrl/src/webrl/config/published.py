@@ -141,7 +141,7 @@ PUBLISHED_VALUES: tuple[PublishedValue, ...] = (
         "differs: features of images seen before an update would be those of old weights",
     ),
     PublishedValue("webgym.action space", "coordinates", "env.action_mode", "coordinates"),
-    PublishedValue("webgym.history_window", "1", "env.history_window", 1),
+    PublishedValue("webgym.history_window", "1", "agent.images", 1),
     PublishedValue("webgym.operation_timeout", "120 s", "env.action_timeout_s", 120.0),
     PublishedValue("webgym.episode_timeout", "45 min", "env.episode_timeout_s", 2700.0),
     PublishedValue(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from webrl.allocation import Allocation, Role, parse_allocation
+from webrl.config.agent_section import AgentSection
 from webrl.config.model_sections import (
     ActorSection,
     GenerationSection,
@@ -58,6 +59,8 @@ class WebRLConfig(Section):
     """The machines."""
     policy: PolicySection = field(default_factory=PolicySection)
     """Where the policy comes from."""
+    agent: AgentSection = field(default_factory=AgentSection)
+    """What the policy is told, and how its replies are read."""
     env: EnvSection = field(default_factory=EnvSection)
     """Rollout workers and their browsers."""
     step_limits: StepLimitsSection = field(default_factory=StepLimitsSection)

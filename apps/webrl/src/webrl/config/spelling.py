@@ -29,6 +29,7 @@ ALIASES: dict[str, str] = {
     "gpus": "cluster.n_gpus_per_node",
     "grad_clip": "actor.optimizer.max_grad_norm",
     "group_size": "gconfig.n_samples",
+    "history_window": "agent.images",
     "kl": "actor.kl_ctl",
     "kl_beta": "actor.kl_ctl",
     "kl_coef": "actor.kl_ctl",

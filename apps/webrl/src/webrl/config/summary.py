@@ -61,6 +61,16 @@ IDLE_KEYS: tuple[IdleKeys, ...] = (
         "policy.init.num_updates is 0",
     ),
     IdleKeys(
+        ("agent.history.num_thoughts",),
+        lambda c: c.agent.format == "direct",
+        "agent.format is 'direct'",
+    ),
+    IdleKeys(
+        ("agent.history.memory_chars",),
+        lambda c: c.agent.format != "reasoning",
+        "agent.format is not 'reasoning'",
+    ),
+    IdleKeys(
         ("judge",),
         lambda c: not any(task.is_judged for task in c.tasks),
         "no task has a rubric (webgym:PATH)",
@@ -254,6 +264,11 @@ def _effect_warnings(config: WebRLConfig) -> list[str]:
         warnings.append(
             "env.proxy_resolves_names = true: names are not looked up here, so only the proxy can keep "
             "pages away from the private addresses of its network."
+        )
+    if config.agent.format != "direct" and config.policy.path is None:
+        warnings.append(
+            f"agent.format = {config.agent.format!r}: the tiny policy was warmed up on 'direct' and "
+            "knows no other form. Set policy.path."
         )
     if config.gconfig.top_p < 1:
         warnings.append(

@@ -174,8 +174,6 @@ class EnvSection(Section):
     """Quality of `jpeg` screenshots, 1 to 100."""
     reset: Literal["keep_page", "reload", "new_context"] | None = None
     """How an episode starts clean; each task's own way when unset."""
-    history_window: Annotated[Count, "The policy needs a screenshot."] = 1
-    """Screenshots in one prompt: the newest and the ones before it."""
     action_timeout_s: Annotated[Positive, "Typical value: 10."] = 10.0
     """Deadline of one browser action, in seconds: input, a script, a screenshot."""
     navigation_timeout_s: Annotated[Positive, "Typical value: 15."] = 15.0

@@ -15,6 +15,7 @@ from awrl_rollout import ControllerConfig, FaultBreaker
 from awrl_staleness import StalenessConfig
 from awrl_trainer import ActorConfig, LossConfig, OptimizerConfig, PublisherConfig, SnapshotWriter
 
+from webrl.agent import check_agent
 from webrl.browser import BrowserConfig, Deadlines, UpstreamConfig
 from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.cluster.placement import RoleSpec
@@ -22,7 +23,7 @@ from webrl.config import WebRLConfig
 from webrl.config.environment import parse_variables
 from webrl.errors import ConfigError, Problem
 from webrl.launch import run_tasks
-from webrl.policy import PolicyProcessor
+from webrl.policy import PolicyProcessor, size_within
 from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.worker import WorkerSpec
 from webrl.rollout.workflow import WorkflowConfig
@@ -184,7 +185,8 @@ def worker_spec(
             temperature=temperature,
             top_p=config.gconfig.top_p,
             max_new_tokens=config.gconfig.max_new_tokens,
-            history_window=env.history_window,
+            agent=config.agent,
+            jpeg_quality=env.jpeg_quality,
             media_type=MEDIA_TYPES[env.screenshot_format],
             action_mode=env.action_mode,
             context_length=config.inference.context_length,
@@ -256,21 +258,24 @@ def server_spec(
 
 
 def check_pictures(config: WebRLConfig, processor: PolicyProcessor) -> None:
-    """Refuse pages whose screenshots leave no room for an answer of the policy.
+    """Refuse pages and agents that the policy can not be shown.
 
     Raises:
-        ConfigError: The screenshots of one prompt and an answer exceed the context.
+        ConfigError: The screenshots of one prompt and an answer exceed the context, or the chat
+            template can not be asked as `[agent]` says.
     """
+    check_agent(config.agent, processor)
     tasks = (*run_tasks.train_tasks(config), *run_tasks.test_tasks(config))
     room = config.inference.context_length - config.gconfig.max_new_tokens
     for size in {(task.viewport.height, task.viewport.width) for task in tasks}:
-        needed = config.env.history_window * processor.num_image_tokens(*size)
+        shown = size_within(*size, config.agent.max_pixels)
+        needed = config.agent.images * processor.num_image_tokens(*shown)
         if needed >= room:
             message = (
-                f"must hold env.history_window = {config.env.history_window} screenshots of "
-                f"{size[1]} x {size[0]} ({needed} tokens) and gconfig.max_new_tokens = "
+                f"must hold agent.images = {config.agent.images} screenshots of "
+                f"{shown[1]} x {shown[0]} ({needed} tokens) and gconfig.max_new_tokens = "
                 f"{config.gconfig.max_new_tokens}, got {config.inference.context_length}. Raise it, "
-                "or make the page smaller (env.viewport_width, env.viewport_height)."
+                "or make the page smaller (env.viewport_width, agent.max_pixels)."
             )
             raise ConfigError([Problem(key="inference.context_length", message=message)])
 

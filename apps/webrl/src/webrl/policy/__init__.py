@@ -23,17 +23,14 @@ from webrl.policy.checkpoint import (
     write_policy_files,
 )
 from webrl.policy.config import PAGE_KINDS, ActionGrid, InitPolicyConfig, WarmupConfig
-from webrl.policy.images import PatchExtractor, PatchGrid
+from webrl.policy.images import PatchExtractor, PatchGrid, image_within, size_within
 from webrl.policy.positions import position_ids
 from webrl.policy.processor import ModelInputs, PolicyProcessor
-from webrl.policy.prompt import MARKS_SYSTEM_PROMPT, SYSTEM_PROMPT, action_lines, user_text
 from webrl.policy.tokenizer import action_pieces, build_tokenizer, click_text
 from webrl.policy.warmup import PageFactory, SyntheticPage, WarmupReport
 
 __all__ = [
-    "MARKS_SYSTEM_PROMPT",
     "PAGE_KINDS",
-    "SYSTEM_PROMPT",
     "ActionGrid",
     "InitPolicyConfig",
     "ModelInputs",
@@ -44,15 +41,15 @@ __all__ = [
     "SyntheticPage",
     "WarmupConfig",
     "WarmupReport",
-    "action_lines",
     "action_pieces",
     "build_model_config",
     "build_tokenizer",
     "click_text",
+    "image_within",
     "init_policy",
     "load_policy",
     "position_ids",
     "save_weights",
-    "user_text",
+    "size_within",
     "write_policy_files",
 ]

@@ -13,6 +13,7 @@ functions themselves; what remains is decode, resize and one gather.
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,34 @@ class PatchGrid:
     def num_tokens(self) -> int:
         """Image tokens in the text model."""
         return self.height * self.width // self.merge**2
+
+
+def size_within(height: int, width: int, max_pixels: int | None) -> tuple[int, int]:
+    """Return `(height, width)` of an image that is made no larger than `max_pixels`, its shape kept."""
+    if max_pixels is None or height * width <= max_pixels:
+        return height, width
+    scale = math.sqrt(max_pixels / (height * width))
+    return max(1, int(height * scale)), max(1, int(width * scale))
+
+
+def image_within(data: bytes, max_pixels: int, *, jpeg_quality: int) -> bytes:
+    """Return an encoded image made no larger than `max_pixels`, in its own format.
+
+    Args:
+        jpeg_quality: For what was a JPEG, 1 to 100.
+
+    Raises:
+        PIL.UnidentifiedImageError: If `data` is no image.
+    """
+    with Image.open(io.BytesIO(data)) as image:
+        height, width = size_within(image.height, image.width, max_pixels)
+        if (height, width) == (image.height, image.width):
+            return data
+        smaller = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+        encoded = io.BytesIO()
+        settings = {"quality": jpeg_quality} if image.format == "JPEG" else {}
+        smaller.save(encoded, format=image.format, **settings)
+        return encoded.getvalue()
 
 
 class PatchExtractor:

@@ -1,4 +1,4 @@
-"""`PolicyProcessor`: the one place where goals, actions and screenshots become model inputs.
+"""`PolicyProcessor`: the one place where chats and screenshots become model inputs.
 
 Invariants:
 
@@ -14,23 +14,25 @@ An instance holds caches and no other state; it is meant for one thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import torch
 from PIL import Image
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from webrl.agent import Message, ThinkingMode, direct_chat
 from webrl.errors import PolicyError
 from webrl.plain_text import plain
 from webrl.policy.files import reading_policy
 from webrl.policy.images import PatchExtractor, PatchGrid
 from webrl.policy.positions import position_ids
-from webrl.policy.prompt import chat
 
 # T tokens, P patches, D values per patch, N images.
 
@@ -97,46 +99,58 @@ class PolicyProcessor:
         with reading_policy(Path(path)):
             return cls(Path(path))
 
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        thinking: ThinkingMode = "model",
+    ) -> list[int]:
+        """Return prompt ids that end where the reply begins, one placeholder for each image.
+
+        Args:
+            messages: As chat templates take them. No text in them spells a control token that the
+                checkpoint has of its own; those that all have are the agent's affair.
+            tools: What the template is given as tools.
+            thinking: What it is told of `enable_thinking`.
+        """
+        key = msgspec.msgpack.encode((messages, tools, thinking))
+        return list(self._cached_prompt(key))
+
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        thinking: ThinkingMode = "model",
+    ) -> str:
+        """Return the prompt of `chat_ids` as text."""
+        told = {} if thinking == "model" else {"enable_thinking": thinking == "on"}
+        text = self._tokenizer.apply_chat_template(
+            self._taken_apart(messages),
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=True,
+            **told,
+        )
+        return str(text)
+
     def build_prompt(
         self,
         goal: str,
         previous_actions: Sequence[str],
         num_images: int,
         elements: Sequence[str] | None = None,
-        *,
-        max_tokens: int | None = None,
     ) -> list[int]:
-        """Return prompt ids that end where the action begins.
+        """Return the prompt of the agent `direct` in one call, without a budget.
 
         Args:
             previous_actions: Action texts so far, oldest first.
             num_images: Screenshots that will be given, the current page last.
             elements: Where the elements of the page are numbered: each with its number, such as
                 `7 button: Submit`. `None` where actions name positions.
-            max_tokens: Most ids. In a longer prompt the older half of the actions, or the latter
-                half of the elements if these are longer, is left out, again and again.
-
-        Returns:
-            Ids with one placeholder per image.
-
-        Raises:
-            PolicyError: Goal and images alone have too many ids.
         """
-        previous, numbered = tuple(previous_actions), None if elements is None else tuple(elements)
-        ids = self._cached_prompt(goal, previous, num_images, numbered)
-        while max_tokens is not None and len(ids) > max_tokens:
-            length = len("".join(previous))
-            if numbered and len("".join(numbered)) >= length:
-                numbered = numbered[: len(numbered) // 2]
-            elif previous:
-                previous = previous[len(previous) // 2 + len(previous) % 2 :]
-            else:
-                raise PolicyError(
-                    f"goal and images must fit into {max_tokens} tokens beside the answer, got "
-                    f"{len(ids)}. Raise inference.context_length, or shorten the goal."
-                )
-            ids = self._cached_prompt(goal, previous, num_images, numbered)
-        return list(ids)
+        return self.chat_ids(direct_chat(goal, previous_actions, num_images, elements))
 
     def expand(self, token_ids: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[int]:
         """Return `token_ids` with each placeholder repeated once per image token.
@@ -202,30 +216,22 @@ class PolicyProcessor:
         """Return the text of sampled ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _tokenise_prompt(
-        self,
-        goal: str,
-        previous_actions: tuple[str, ...],
-        num_images: int,
-        elements: tuple[str, ...] | None,
-    ) -> tuple[int, ...]:
-        broken = self._taken_apart
-        messages = chat(
-            broken(goal),
-            [broken(action) for action in previous_actions],
-            num_images,
-            None if elements is None else [broken(element) for element in elements],
-        )
-        text = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
-        return tuple(self.encode(str(text)))
+    def _tokenise_prompt(self, key: bytes) -> tuple[int, ...]:
+        messages, tools, thinking = msgspec.msgpack.decode(key)
+        return tuple(self.encode(self.chat_text(messages, tools=tools, thinking=thinking)))
 
-    def _taken_apart(self, text: str) -> str:
-        """Return `text` without those control tokens that `plain` does not know."""
-        for token in self._own_control_tokens:
-            text = text.replace(token, f"{token[0]} {token[1:]}")
-        return text
+    def _taken_apart(self, value: Any) -> Any:
+        """Return messages without those control tokens that `plain` does not know."""
+        if isinstance(value, str):
+            for token in self._own_control_tokens:
+                value = value.replace(token, f"{token[0]} {token[1:]}")
+            return value
+        if isinstance(value, Mapping):
+            items = cast("Mapping[str, Any]", value).items()
+            return {name: self._taken_apart(item) for name, item in items}
+        if isinstance(value, list | tuple):
+            return [self._taken_apart(item) for item in cast("list[Any]", value)]
+        return value
 
     def _patches(self, data: bytes | np.ndarray) -> tuple[torch.Tensor, PatchGrid]:
         if isinstance(data, np.ndarray):

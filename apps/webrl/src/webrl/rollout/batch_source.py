@@ -122,6 +122,7 @@ class GroupFilter:
         self.num_success += successes
         self._counts.update(groups=1, episodes=len(rewards), successes=successes)
         self._counts[verdict] += 1
+        self._counts.update(reply_counts(records))
         self._last.append((verdict, _task_of(records)))
         if verdict == "useful":
             self._num_useless = 0
@@ -217,6 +218,10 @@ class GroupFilter:
         # A batch that was all in the queue saw no group end: that is no success share of 0.
         if groups:
             shares["rollout/success_share"] = now["successes"] / episodes
+            replies = max(1, now["replies"])
+            shares["rollout/invalid_share"] = now["invalid"] / replies
+            shares["rollout/ill_formed_share"] = now["ill_formed"] / replies
+            shares["rollout/truncated_share"] = now["truncated"] / replies
             shares["rollout/zero_variance_share"] = 1.0 - now["useful"] / groups
         return {
             **shares,
@@ -225,6 +230,20 @@ class GroupFilter:
             "rollout/episodes_per_s": episodes / seconds if seconds > 0 else 0.0,
             "rollout/episodes_total": float(self.num_episodes),
         }
+
+
+def reply_counts(records: Sequence[EpisodeRecord]) -> Counter[str]:
+    """Return how many replies the members of a group gave, and how many of each faulty kind."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        steps = record.payload.steps if isinstance(record.payload, Trajectory) else []
+        counts.update(
+            replies=len(steps),
+            invalid=sum(not step.is_valid for step in steps),
+            ill_formed=sum(not step.is_in_form for step in steps),
+            truncated=sum(step.is_truncated for step in steps),
+        )
+    return counts
 
 
 def verdict_on(rewards: Sequence[float]) -> Verdict:

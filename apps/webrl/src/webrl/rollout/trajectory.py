@@ -44,6 +44,16 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Decoded text of the answer, for people; no later prompt and no judge sees it."""
     action: str
     """The action in it, canonical and cut to 200 characters; `no action` when there is none."""
+    thought: str = ""
+    """Why, in the policy's words; empty where the agent reads none."""
+    memory: str | None = None
+    """What the policy noted with it; None where it noted nothing."""
+    is_truncated: bool = False
+    """Whether the answer has as many tokens as it may have, and no end."""
+    is_in_form: bool = True
+    """Whether the reply was written as the agent asks."""
+    is_trainable: bool = True
+    """Whether its tokens are trained on."""
     is_valid: bool
     """False when there is no action in the reply; the page was left alone."""
     events: list[str]
@@ -68,7 +78,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     ending: str
     """What ended it, by its name in `webrl.endings`: a result of the policy's."""
     reward: float
-    """1.0 on success, else 0.0."""
+    """1.0 on success, else 0.0, less the penalties of `[agent]`; above 0 exactly on success."""
     raw_reward: float
     """What the page reported."""
     steps: list[Step]

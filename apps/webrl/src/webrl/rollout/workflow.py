@@ -4,8 +4,9 @@ Invariants:
     * a screenshot is in the PixelStore, leased to its episode, before the trajectory names it;
     * an episode that ends without a trajectory releases its lease;
     * an unparsable action is an invalid step, never an invented click;
-    * of a reply only the action goes on, into later prompts and to the judge, and with it what came
-      of it; a prompt never outgrows the context, however long the episode;
+    * the agent alone knows prompts and replies: of a reply only what it reads in it goes on, thought,
+      memory and action into later prompts, the action to the judge, each with what came of it;
+    * a prompt never outgrows the context, however long the episode;
     * `webrl.endings` says whose doing an ending is: the policy's is a result, what breaks beneath it
       leaves the episode as a typed fault and never becomes a reward;
     * an episode of a task with a rubric is worth what the judge says, who sees the screenshots that
@@ -14,11 +15,12 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from awrl_pixelstore import PixelStoreClient, PixelStoreError
 from awrl_rollout import (
@@ -32,12 +34,14 @@ from awrl_rollout import (
     UnwrappedTaskGroup,
 )
 
-from webrl.actions import ActionMode, Answer, InvalidAction, parse_action, show_action
+from webrl.actions import ActionMode, Answer, show_action
+from webrl.agent import Decision, Scene, Turn, make_agent
 from webrl.browser import BrowserPool, BrowserSession, Observation, StepOutcome
+from webrl.config import AgentSection
 from webrl.endings import EPISODE_ERRORS, EndReason, as_fault
-from webrl.errors import BrowserFault, JudgeError
+from webrl.errors import BrowserFault, JudgeError, PolicyError
 from webrl.judge import Evidence, Judge, Verdict
-from webrl.policy import PolicyProcessor, action_lines
+from webrl.policy import PolicyProcessor, image_within, size_within
 from webrl.rollout.broken_pages import BrokenPages
 from webrl.rollout.latency import page_latency_s
 from webrl.rollout.trajectory import EpisodeTask, ImageRef, Step, Trajectory
@@ -57,8 +61,10 @@ class WorkflowConfig:
     """Nucleus mass."""
     max_new_tokens: int = 64
     """Most tokens of one action."""
-    history_window: int = 1
-    """Screenshots in one prompt, the newest last."""
+    agent: AgentSection = field(default_factory=AgentSection)
+    """What the policy is told, and how its replies are read."""
+    jpeg_quality: int = 80
+    """Quality of screenshots that are made smaller, 1 to 100."""
     media_type: str = "image/png"
     """Media type of the screenshots."""
     action_mode: ActionMode = "coordinates"
@@ -95,9 +101,12 @@ class _Episode:
     session: BrowserSession
     goal: str
     start_events: list[str]
+    memory: str = ""
     answer: str | None = None
+    num_invalid: int = 0
     action_s: float = 0.0
     steps: list[Step] = field(default_factory=list[Step])
+    turns: list[Turn] = field(default_factory=list[Turn])
     images: list[tuple[ImageRef, str]] = field(default_factory=list[tuple[ImageRef, str]])
 
 
@@ -133,6 +142,10 @@ class WebTaskWorkflow:
         self._pixels = pixels
         self._processor = processor
         self._config = config
+        room = None
+        if config.context_length is not None:
+            room = config.context_length - _SPARE_TOKENS - config.max_new_tokens
+        self._agent = make_agent(config.agent, processor, mode=config.action_mode, max_tokens=room)
         self._sessions: dict[int, BrowserSession] = {}
 
     async def open_session(self, slot: int) -> None:
@@ -230,7 +243,7 @@ class WebTaskWorkflow:
             goal=episode.goal,
             outcome="success" if reward > 0 else "failure",
             ending=ending,
-            reward=reward,
+            reward=reward - self._penalty(episode.steps),
             raw_reward=raw_reward,
             steps=episode.steps,
             reset_s=reset_s,
@@ -246,6 +259,8 @@ class WebTaskWorkflow:
             if outcome.observation is None:
                 assert outcome.end_reason is not None  # nobody looks at a page after the end
                 return outcome, outcome.end_reason
+            if episode.num_invalid == self._config.agent.invalid_limit:
+                return outcome, "invalid_limit"
             if episode.action_s > (self._config.time_limit_s or math.inf):
                 return outcome, "time_limit"
             observation = outcome.observation
@@ -253,22 +268,51 @@ class WebTaskWorkflow:
     async def _step(self, episode: _Episode, observation: Observation) -> StepOutcome:
         """Ask the policy once and carry out what it says."""
         clock = episode.context.clock
-        window = self._config.history_window
-        data_uri = self._data_uri(observation.screenshot)
-        shown = episode.images[-(window - 1) :] if window > 1 else []
+        screenshot = await self._shown(observation.screenshot)
+        data_uri = self._data_uri(screenshot)
+        try:
+            prompt = self._agent.prompt(self._scene(episode, observation))
+        except PolicyError:
+            if not episode.steps:
+                raise
+            return StepOutcome(observation=None, is_done=True, end_reason="prompt_full")
+        shown = episode.images[len(episode.images) - prompt.num_images + 1 :]
         uris = [*(uri for _, uri in shown), data_uri]
-        prompt_ids = self._prompt(episode, observation, [ref for ref, _ in shown])
         started_s = clock.time()
         episode.context.enter("generate", site=episode.task.site or episode.task.full_name)
         async with UnwrappedTaskGroup() as group:
             # The screenshot travels to the store while the policy thinks.
-            put = group.create_task(self._keep(observation.screenshot, episode.episode_id))
-            asked = group.create_task(self._ask(episode, prompt_ids, uris))
+            put = group.create_task(self._keep(screenshot, episode.episode_id))
+            asked = group.create_task(self._ask(episode, prompt.ids, uris))
         answer = asked.result()
         generated_s = clock.time()
-        image = ImageRef(key=put.result(), height=observation.height, width=observation.width)
+        height, width = self._size(observation)
+        image = ImageRef(key=put.result(), height=height, width=width)
         reply = self._processor.decode(answer.output_ids)
-        action = parse_action(reply, self._config.action_mode)
+        is_truncated = answer.stop_reason == "length"
+        decision = self._agent.read(reply, is_cut=is_truncated)
+        outcome = await self._act(episode, decision)
+        episode.images.append((image, data_uri))
+        _note_turn(episode, decision, observation, outcome)
+        episode.steps.append(
+            Step(
+                prompt_ids=prompt.ids,
+                output_ids=list(answer.output_ids),
+                behavior_logprobs=list(answer.logprobs),
+                versions=list(answer.versions),
+                images=[*(ref for ref, _ in shown), image],
+                reply=reply,
+                events=[str(event) for event in outcome.events],
+                generate_s=generated_s - started_s,
+                environment_s=clock.time() - generated_s,
+                **self._read_fields(decision, is_truncated=is_truncated),
+            )
+        )
+        return outcome
+
+    async def _act(self, episode: _Episode, decision: Decision) -> StepOutcome:
+        """Carry out what the policy decided."""
+        clock = episode.context.clock
         episode.context.enter("act", site=episode.task.site or episode.task.full_name)
         if self._config.page_latency_s > 0:
             wait_s = page_latency_s(
@@ -279,52 +323,54 @@ class WebTaskWorkflow:
             )
             await clock.sleep(wait_s)
         started_acting_s = clock.time()
-        outcome = await episode.session.step(action)
+        outcome = await episode.session.step(decision.action)
         episode.action_s += clock.time() - started_acting_s
-        episode.answer = action.text if isinstance(action, Answer) else None
-        episode.images.append((image, data_uri))
-        episode.steps.append(
-            Step(
-                prompt_ids=prompt_ids,
-                output_ids=list(answer.output_ids),
-                behavior_logprobs=list(answer.logprobs),
-                versions=list(answer.versions),
-                images=[*(ref for ref, _ in shown), image],
-                reply=reply,
-                action=show_action(action),
-                is_valid=not isinstance(action, InvalidAction),
-                events=[str(event) for event in outcome.events],
-                generate_s=generated_s - started_s,
-                environment_s=clock.time() - generated_s,
-            )
-        )
         return outcome
 
-    def _prompt(
-        self, episode: _Episode, observation: Observation, shown: Sequence[ImageRef]
-    ) -> list[int]:
-        """Return the prompt of the next step, which leaves room for its answer.
+    def _read_fields(self, decision: Decision, *, is_truncated: bool) -> dict[str, Any]:
+        """Return the fields of a `Step` that say what its reply was read as."""
+        return {
+            "action": show_action(decision.action),
+            "thought": decision.thought,
+            "memory": decision.memory,
+            "is_valid": decision.is_valid,
+            "is_in_form": decision.is_valid and decision.is_in_form,
+            "is_truncated": is_truncated,
+            "is_trainable": self._config.agent.train_truncated or not is_truncated,
+        }
 
-        Raises:
-            PolicyError: Goal and screenshots alone leave none.
-        """
-        previous = [action_lines(step.action, step.events) for step in episode.steps]
-        if episode.start_events:
-            previous.insert(0, action_lines("the page opened", episode.start_events))
-        max_tokens = None
-        if self._config.context_length is not None:
-            sizes = [*((ref.height, ref.width) for ref in shown)]
-            sizes.append((observation.height, observation.width))
-            num_image_tokens = sum(self._processor.num_image_tokens(*size) - 1 for size in sizes)
-            room = self._config.context_length - _SPARE_TOKENS - self._config.max_new_tokens
-            max_tokens = room - num_image_tokens
-        return self._processor.build_prompt(
-            episode.goal,
-            previous,
-            len(shown) + 1,
-            self._elements(observation),
-            max_tokens=max_tokens,
+    def _scene(self, episode: _Episode, observation: Observation) -> Scene:
+        """Return what the agent is told of an episode so far."""
+        sizes = [(ref.height, ref.width) for ref, _ in episode.images]
+        elements = self._elements(observation)
+        return Scene(
+            goal=episode.goal,
+            url=observation.url,
+            sizes=(*sizes, self._size(observation)),
+            elements=None if elements is None else tuple(elements),
+            turns=tuple(episode.turns),
+            start_events=tuple(episode.start_events),
+            steps_left=episode.task.max_steps - len(episode.steps),
+            memory=episode.memory,
         )
+
+    async def _shown(self, screenshot: bytes) -> bytes:
+        """Return a screenshot as policy, trainer and judge see it."""
+        limit = self._config.agent.max_pixels
+        if limit is None:
+            return screenshot
+        quality = self._config.jpeg_quality
+        return await asyncio.to_thread(image_within, screenshot, limit, jpeg_quality=quality)
+
+    def _size(self, observation: Observation) -> tuple[int, int]:
+        return size_within(observation.height, observation.width, self._config.agent.max_pixels)
+
+    def _penalty(self, steps: Sequence[Step]) -> float:
+        """Return what the form of its replies costs an episode."""
+        agent, count = self._config.agent, max(1, len(steps))
+        ill_formed = sum(not step.is_in_form for step in steps) / count
+        truncated = sum(step.is_truncated for step in steps) / count
+        return agent.format_penalty * ill_formed + agent.truncated_penalty * truncated
 
     def _elements(self, observation: Observation) -> list[str] | None:
         """Return the numbered elements of the page, where they are numbered."""
@@ -364,6 +410,24 @@ class WebTaskWorkflow:
             await self._pixels.release_async(episode_id)
         except PixelStoreError:
             return  # The lease expires by the store's own clock; the fault matters more.
+
+
+def _note_turn(
+    episode: _Episode, decision: Decision, before: Observation, outcome: StepOutcome
+) -> None:
+    """Note what was decided and what came of it, for the next prompt."""
+    after = outcome.observation
+    is_unchanged = after is not None and (after.screenshot, after.url) == (
+        before.screenshot,
+        before.url,
+    )
+    events = tuple(str(event) for event in outcome.events)
+    episode.turns.append(Turn(decision=decision, events=events, is_unchanged=is_unchanged))
+    if decision.memory is not None:
+        episode.memory = decision.memory
+    episode.num_invalid = 0 if decision.is_valid else episode.num_invalid + 1
+    action = decision.action
+    episode.answer = action.text if isinstance(action, Answer) else None
 
 
 async def judge_episode(

@@ -158,7 +158,7 @@ def build_rows(
     advantages: Mapping[str, float],
     processor: PolicyProcessor,
 ) -> dict[str, list[TrainRow]]:
-    """Return one row per step of every member, by episode id.
+    """Return one row per trainable step of every member, by episode id.
 
     Args:
         members: Finished episodes.
@@ -175,6 +175,7 @@ def build_rows(
                 processor,
             )
             for index, step in enumerate(member.trajectory.steps)
+            if step.is_trainable
         ]
         for member in members
     }

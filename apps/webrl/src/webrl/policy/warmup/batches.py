@@ -11,6 +11,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from webrl.actions import parse_action
+from webrl.agent import Decision, Scene, Turn, make_agent
+from webrl.config import AgentSection
 from webrl.policy.processor import PolicyProcessor
 from webrl.policy.warmup.pages import SyntheticPage
 
@@ -47,10 +50,18 @@ def supervised_batch(
     processor: PolicyProcessor, pages: Sequence[SyntheticPage], actions: Sequence[str]
 ) -> SupervisedBatch:
     """Return prompts followed by the given actions, padded to one length."""
+    agent = make_agent(AgentSection(), processor)
     ids, kinds, positions, masks, patches, grids = [], [], [], [], [], []
     for page, action in zip(pages, actions, strict=True):
-        prompt = processor.build_prompt(page.goal, page.previous_actions, 1)
-        answer = [*processor.encode(action), processor.eos_token_id]
+        before = (parse_action(text) for text in page.previous_actions)
+        scene = Scene(
+            goal=page.goal,
+            url="",
+            sizes=(page.pixels.shape[:2],),
+            turns=tuple(Turn(decision=Decision(action=done)) for done in before),
+        )
+        reply = agent.write(Decision(action=parse_action(action)))
+        prompt, answer = agent.prompt(scene).ids, [*processor.encode(reply), processor.eos_token_id]
         inputs = processor.model_inputs([*prompt, *answer], [page.pixels])
         if inputs.pixel_values is None or inputs.image_grid_thw is None:
             raise AssertionError
