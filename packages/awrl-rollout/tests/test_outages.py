@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from awrl_rollout import (
     EpisodeRecord,
     EpisodeRequest,
     EpisodeResult,
+    Fault,
     FaultKind,
     LocalWorker,
     RetryPolicy,
@@ -23,6 +25,7 @@ from awrl_rollout import (
     VirtualClock,
     WorkflowExecutor,
 )
+from awrl_rollout.episode import record_of
 from awrl_rollout.testing import make_group
 from awrl_staleness import StalenessConfig, StalenessManager
 
@@ -116,6 +119,18 @@ def down_sites(share: float) -> dict[str, FaultKind]:
     return {f"site-{site}": rng.choice(kinds) for site in sites}
 
 
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_kind_and_site_of_a_fault_survive_the_way_to_the_controller(kind: FaultKind) -> None:
+    [request] = make_group("g", 1, site="x.org:8443")
+    record = record_of(request, Fault(kind=kind, boundary="test", message="m"))
+    packed = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=EpisodeRecord)
+    for arrived in (packed, pickle.loads(pickle.dumps(record))):
+        assert arrived.site == "x.org:8443"
+        assert arrived.fault is not None
+        assert arrived.fault.kind is kind
+
+
+@pytest.mark.requirement("sites-down-never-stop-a-run")
 def test_with_26_percent_of_sites_down_300_batches_run_through() -> None:
     def world() -> World:
         return World(down=down_sites(0.26), crash_share=0.01)
@@ -147,6 +162,7 @@ def test_one_site_of_two_that_is_down_never_stops_a_run(kind: FaultKind) -> None
     assert world.ended["site-1", kind.value] > 0
 
 
+@pytest.mark.requirement("outage-ends-with-a-message")
 def test_with_the_network_down_the_run_ends_within_minutes_and_says_so() -> None:
     world = World(outages=[(300.0, 1e9)])
     with pytest.raises(

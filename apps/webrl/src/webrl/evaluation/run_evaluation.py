@@ -70,6 +70,7 @@ class EvaluationSpec:
             EpisodeRequest(
                 episode_id=f"{group}/0",
                 group_id=group,
+                site=tasks[index % len(tasks)].site,
                 payload=EpisodeTask(
                     definition=tasks[index % len(tasks)],
                     seed=index // len(tasks),
