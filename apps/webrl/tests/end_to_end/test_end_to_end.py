@@ -147,12 +147,12 @@ def test_a_run_whose_sites_are_down_stops_and_says_so(
         *(f"tasks=[{{name='tasks:{tasks}'}}]", "test_rollout.enabled=false"),
         *("env.viewport_width=160", "env.viewport_height=224", "env.reset=none"),
         *("pixelstore.disk_dir=" + str(tmp_path / "pixels"), "rollout.max_attempts=1"),
+        "rollout.outage_patience_s=2",
     )
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 2, text
-    assert (
-        "share of faults must be at most 0.5 over 64 episodes, got 1.00 (navigation_error" in text
-    )
+    assert "in a row that did not (navigation_error" in text
+    assert "on 127.0.0.1:9, the only site of late" in text
     assert "nothing was saved yet, so there is nothing to continue" in text
     assert "run.log" in text
     assert "Traceback" not in text
