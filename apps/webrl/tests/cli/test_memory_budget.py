@@ -11,6 +11,7 @@ from transformers import Qwen3VLConfig
 from webrl.cli.main import main
 from webrl.config import WebRLConfig, load_config
 from webrl.memory_budget import CONTEXT_BYTES, count_memory, find_shortages, read_shape
+from webrl.policy import InitPolicyConfig, WarmupConfig, init_policy
 from webrl.rehearse.manifest import TEXT, VISION
 
 FOUR = {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True}
@@ -106,3 +107,16 @@ def test_moments_and_publish_are_counted_for_every_rank_and_device(
     assert budget.rank_state["reference"] == budget.rank_state["weights"] == 2 * shape.num_weights
     assert budget.server["weights"] == shape.num_weights
     assert budget.publish == 2 * shape.num_weights
+
+
+def test_a_dry_run_says_what_a_screenshot_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "policy"
+    init_policy(policy, InitPolicyConfig(warmup=WarmupConfig(num_updates=0)))
+    command = ["train", "--config", "laptop", f"policy.path={policy}", "--dry-run"]
+    main(command)
+    assert "screenshots of 160 x 224, shown at 160 x 224: 35 tokens each" in capsys.readouterr().out
+    main([*command, "agent.max_pixels=2240", "agent.images=2"])
+    out = capsys.readouterr().out
+    assert "shown at 40 x 56: 8 tokens each; agent.images = 2 and an answer of 16 leave " in out

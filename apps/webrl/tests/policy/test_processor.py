@@ -11,7 +11,15 @@ from PIL import Image
 from transformers import AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from webrl.errors import PolicyError
-from webrl.policy import ActionGrid, PolicyProcessor, click_text, load_policy
+from webrl.policy import (
+    ActionGrid,
+    PolicyProcessor,
+    click_text,
+    image_tokens,
+    image_within,
+    load_policy,
+    size_within,
+)
 
 
 def picture(height: int, width: int, seed: int, kind: str = "PNG") -> bytes:
@@ -142,3 +150,24 @@ def test_a_click_is_three_tokens_that_decode_to_its_text(processor: PolicyProces
             ids = processor.encode(text)
             assert len(ids) == 3
             assert processor.decode([*ids, processor.eos_token_id]) == text
+
+
+def test_an_image_is_made_no_larger_than_asked_and_keeps_shape_and_format() -> None:
+    page = Image.effect_noise((640, 360), 80).convert("RGB")
+    for kind in ("JPEG", "PNG"):
+        encoded = io.BytesIO()
+        page.save(encoded, format=kind)
+        data = encoded.getvalue()
+        assert image_within(data, 640 * 360, jpeg_quality=80) is data
+        with Image.open(io.BytesIO(image_within(data, 10_000, jpeg_quality=80))) as smaller:
+            assert smaller.format == kind
+            assert (smaller.height, smaller.width) == size_within(360, 640, 10_000)
+            assert 9_000 < smaller.width * smaller.height <= 10_000
+    assert size_within(360, 640, None) == (360, 640)
+
+
+def test_what_an_image_costs_is_what_the_processor_says(
+    checkpoint: Path, processor: PolicyProcessor
+) -> None:
+    for height, width in ((224, 160), (720, 1280), (30, 400)):
+        assert image_tokens(checkpoint, height, width) == processor.num_image_tokens(height, width)

@@ -19,7 +19,7 @@ from awrl_rollout import (
 from webrl.errors import RunFailedError
 from webrl.rollout.batch_source import GroupFilter, SynchronousRollouts
 from webrl.rollout.task_stream import TaskStream
-from webrl.rollout.trajectory import Trajectory
+from webrl.rollout.trajectory import Step, Trajectory
 from webrl.tasks import load_task
 
 End = Callable[[EpisodeRequest], bool | None]
@@ -142,6 +142,43 @@ def test_groups_are_counted_by_what_they_are_worth() -> None:
     assert figures["rollout/episodes_per_s"] == 4
     assert figures["rollout/episodes_total"] == 8
     assert filtered.metrics(2.0)["rollout/all_failed_groups"] == 0
+
+
+def step(*, is_valid: bool = True, is_in_form: bool = True, is_truncated: bool = False) -> Step:
+    return Step(
+        prompt_ids=[1],
+        output_ids=[2],
+        behavior_logprobs=[-0.5],
+        versions=[0],
+        images=[],
+        reply="",
+        action="wait()",
+        is_valid=is_valid,
+        events=[],
+        generate_s=0.0,
+        environment_s=0.0,
+        is_in_form=is_in_form,
+        is_truncated=is_truncated,
+    )
+
+
+def test_replies_are_counted_by_what_is_wrong_with_them() -> None:
+    steps = [
+        step(),
+        step(is_in_form=False),
+        step(is_valid=False, is_in_form=False),
+        step(is_valid=False, is_in_form=False, is_truncated=True),
+    ]
+    records = group(0, 1)
+    for record in records:
+        assert isinstance(record.payload, Trajectory)
+        record.payload.steps.extend(steps)
+    filtered = GroupFilter(Stream())
+    filtered.accept(records)
+    figures = filtered.metrics(1.0)
+    assert figures["rollout/invalid_share"] == 0.5
+    assert figures["rollout/ill_formed_share"] == 0.75
+    assert figures["rollout/truncated_share"] == 0.25
 
 
 def test_tasks_that_nobody_solves_are_named_after_so_many_groups_in_a_row() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,15 @@ def make_member(
             reset_s=0.0,
         ),
     )
+
+
+def test_a_step_that_is_not_to_be_trained_on_gives_no_row(processor: PolicyProcessor) -> None:
+    member = make_member(processor, "g", 0, 1.0, ["a", "b"])
+    cut = msgspec.structs.replace(member.trajectory.steps[0], is_trainable=False)
+    steps = [cut, member.trajectory.steps[1]]
+    changed = msgspec.structs.replace(member.trajectory, steps=steps)
+    rows = build_rows([replace(member, trajectory=changed)], {"g/0": 1.0}, processor)
+    assert [row.row_id for row in rows["g/0"]] == ["g/0#1"]
 
 
 def test_groups_meet_by_id_whatever_their_order_and_size(processor: PolicyProcessor) -> None:

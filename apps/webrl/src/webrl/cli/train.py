@@ -22,6 +22,7 @@ from webrl.errors import ConfigError, PreflightError
 from webrl.launch.run_tasks import bad_rows
 from webrl.machine_check import check_enough_tasks, problem_text, run_checks
 from webrl.memory_budget import describe_memory
+from webrl.screenshot_cost import describe_screenshots
 
 CONFIG_FILE = "config.toml"
 """Name of the resolved configuration within a run's folder, as `RunFolders` has it."""
@@ -91,7 +92,12 @@ def _show(loaded: LoadedConfig, config: WebRLConfig, console: Console, *, is_res
     another machine may have (GPUs, SGLang, room, a browser) does not fail a plan.
     """
     console.print(to_toml(loaded.config))
-    for line in (*describe_plan(loaded.config).splitlines(), "", *describe_memory(config)):
+    for line in (
+        *describe_plan(loaded.config).splitlines(),
+        "",
+        *describe_memory(config),
+        *describe_screenshots(config),
+    ):
         console.print(f"# {line}".rstrip())
     failed = [check for check in run_checks(config, is_resumed=is_resumed) if not check.is_ok]
     errors = plain_console(is_error=True)

@@ -23,7 +23,7 @@ from webrl.policy.checkpoint import (
     write_policy_files,
 )
 from webrl.policy.config import PAGE_KINDS, ActionGrid, InitPolicyConfig, WarmupConfig
-from webrl.policy.images import PatchExtractor, PatchGrid, image_within, size_within
+from webrl.policy.images import PatchExtractor, PatchGrid, image_tokens, image_within, size_within
 from webrl.policy.positions import position_ids
 from webrl.policy.processor import ModelInputs, PolicyProcessor
 from webrl.policy.tokenizer import action_pieces, build_tokenizer, click_text
@@ -45,6 +45,7 @@ __all__ = [
     "build_model_config",
     "build_tokenizer",
     "click_text",
+    "image_tokens",
     "image_within",
     "init_policy",
     "load_policy",

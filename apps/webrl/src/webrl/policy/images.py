@@ -15,16 +15,18 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 from transformers.image_transforms import normalize, rescale
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+    Qwen2VLImageProcessorPil,
+    smart_resize,
+)
 
-if TYPE_CHECKING:
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from webrl.policy.files import reading_policy
 
 # P patches, D values per patch (channel, frame, row, column); an image has h x w patches.
 
@@ -123,6 +125,17 @@ class PatchExtractor:
         ).transpose(1, 4, 2, 5, 0, 3, 6)
         frames = np.repeat(blocks[..., None, :, :], self._frames, axis=5)
         return frames.reshape(grid.height * grid.width, -1)
+
+
+def image_tokens(path: Path, height: int, width: int) -> int:
+    """Return how many tokens an image in pixels becomes for the checkpoint at `path`.
+
+    Raises:
+        PolicyError: Its image processor can not be read.
+    """
+    with reading_policy(path):
+        extractor = PatchExtractor(Qwen2VLImageProcessorPil.from_pretrained(path))
+    return extractor.grid(height, width).num_tokens
 
 
 def _normalisation_table(processor: Qwen2VLImageProcessorPil) -> np.ndarray:
