@@ -83,7 +83,7 @@ def evaluate(
         loaded: What `load_config` returned; its tasks, servers and browsers are used.
         policy: Checkpoint folder.
         version: Its weight version, for the result.
-        num_seeds: Held-out seeds, spread over the tasks; at least one.
+        num_seeds: Held-out seeds, spread over the tasks; 0 takes every task once.
 
     Raises:
         PolicyError: The folder holds no checkpoint.

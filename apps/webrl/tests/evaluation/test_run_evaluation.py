@@ -72,17 +72,22 @@ def test_the_sample_follows_from_the_tasks_and_not_from_their_order(
 
 
 class SlowWorker:
-    """A worker that ends every second episode in time, and remembers the deadline."""
+    """A worker that ends one in `share` episodes in time, and remembers what it was asked."""
 
     def __init__(self) -> None:
         self.deadline_s = 0.0
+        self.share = 2
+        self.seen: list[str] = []
         self.run_episodes = self
 
     async def remote(
         self, requests: list[EpisodeRequest], deadline_s: float
     ) -> list[EpisodeRecord]:
         self.deadline_s = deadline_s
-        return [cast("EpisodeRecord", Record(request.episode_id)) for request in requests[::2]]
+        self.seen += [request.episode_id for request in requests]
+        return [
+            cast("EpisodeRecord", Record(request.episode_id)) for request in requests[:: self.share]
+        ]
 
 
 class Record:
@@ -90,6 +95,7 @@ class Record:
 
     reward = 1.0
     has_ended_well = True
+    fault = None
 
     def __init__(self, episode_id: str) -> None:
         self.episode_id = episode_id
@@ -107,9 +113,44 @@ def test_late_episodes_stay_in_the_denominator_unless_told_otherwise() -> None:
             is_late_failure=is_late_failure,
         )
         checkpoint = PolicyCheckpoint(path=Path("p"), version=3)
-        result = asyncio.run(run_evaluation(handle, spec, checkpoint))
+        result = asyncio.run(run_evaluation([handle], spec, checkpoint))
         assert (result.num_late, result.num_faults) == (5, 0)
         return result.mean
 
     assert (mean(is_late_failure=True), mean(is_late_failure=False)) == (0.5, 1.0)
     assert worker.deadline_s == 7.0
+
+
+def test_every_sample_of_every_task_is_run_once_by_one_of_the_workers() -> None:
+    workers = [SlowWorker() for _ in range(3)]
+    for worker in workers:
+        worker.share = 1
+    handles = [
+        WorkerHandle[RolloutWorker](role="test-worker", rank=rank, actor=worker)
+        for rank, worker in enumerate(workers)
+    ]
+    tasks = tuple(sorted_file(3, 4, 0))
+    spec = EvaluationSpec(tasks=tasks, num_seeds=len(tasks), num_samples=2, is_greedy=False)
+    result = asyncio.run(run_evaluation(handles, spec, PolicyCheckpoint(path=Path("p"), version=3)))
+    assert sorted(len(worker.seen) for worker in workers) == [4, 5, 5]
+    assert sorted(result.outcomes) == sorted(
+        f"{task.full_name}#0@{sample}" for task in tasks for sample in (0, 1)
+    )
+    assert (result.num_episodes, result.pass_at) == (14, {"1": 1.0, "2": 1.0})
+    assert {name: share.num_episodes for name, share in result.by_difficulty.items()} == {
+        "easy": 6,
+        "medium": 8,
+    }
+
+
+def test_another_subset_seed_draws_other_tasks_in_the_same_shares() -> None:
+    tasks = sorted_file(50, 50, 0)
+    drawn = [
+        [request.payload.task for request in spec.requests(1)]  # pyright: ignore
+        for spec in (
+            EvaluationSpec(tasks=tuple(tasks), num_seeds=20, subset_seed=seed) for seed in (0, 1, 1)
+        )
+    ]
+    assert drawn[1] == drawn[2]
+    assert set(drawn[0]) != set(drawn[1])
+    assert all(sum(int(name.rpartition("/")[2]) < 50 for name in names) == 10 for names in drawn)

@@ -8,12 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from webrl.evaluation.statistics import (
-    EvaluationResult,
-    paired_difference,
-    summarise,
-    wilson_interval,
-)
+from webrl.evaluation.intervals import paired_difference, wilson_interval
+from webrl.evaluation.statistics import EvaluationResult, summarise
 
 
 def test_wilson_interval_of_known_values() -> None:
@@ -81,7 +77,7 @@ def test_an_interval_holds_its_difference_and_mirrors_with_the_order(
 
 
 def result_of(
-    ended: dict[str, int], late: Sequence[str] = (), **settings: bool
+    ended: dict[str, int], late: Sequence[str] = (), *, is_late_failure: bool = True
 ) -> EvaluationResult:
     return summarise(
         ended,
@@ -91,7 +87,7 @@ def result_of(
         num_faults=0,
         duration_s=1.0,
         previous=None,
-        **settings,
+        is_late_failure=is_late_failure,
     )
 
 

@@ -16,7 +16,9 @@ from webrl.config.rules import (
     NonNegative,
     Positive,
     Section,
+    breach,
 )
+from webrl.errors import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,17 +107,34 @@ class TestRolloutSection(Section):
     fixed random sample with each difficulty's share."""
     num_final_seeds: Annotated[Natural, "Use 0 to skip it."] = 512
     """Held-out seeds of the one evaluation after the last update; 0 skips it."""
+    every_task: bool = False
+    """Every task once in place of `num_seeds` and `num_final_seeds`; the evaluation after the last
+    update is skipped with `num_final_seeds = 0` all the same."""
+    subset_seed: Natural = 0
+    """Which tasks are taken where they outnumber the seeds."""
+    n_samples: Annotated[Count, "Run each episode once at least."] = 1
+    """Times that each episode is run: success is avg@k then, and pass@k is told; needs a
+    `temperature`."""
+    num_workers: Annotated[Count, "Someone must run the episodes."] = 1
+    """Rollout workers of the evaluation, each with a browser of its own; `n_gpus` says how many servers."""
     interval_s: Annotated[NonNegative, "Use 0 for back to back."] = 120.0
     """Least time from the start of one evaluation to the start of the next, in seconds."""
     temperature: Annotated[NonNegative, "Use 0 for greedy."] = 0.0
     """Sampling temperature; 0 is greedy."""
     max_concurrent: Annotated[Count, "Allow one episode at least."] = 8
-    """Episodes of the evaluation that run at one moment."""
+    """Episodes that each worker of the evaluation runs at one moment."""
     deadline_s: Annotated[Positive, "Typical value: 3600."] = 3600.0
     """Limit of one evaluation, in seconds; episodes that have not ended then are late."""
     late_episodes: Literal["failure", "exclude"] = "failure"
     """What late episodes count as: failures, since the slow ones are the hard ones, or nothing.
     Both shares are printed."""
+
+    def contradictions(self) -> list[Problem]:
+        """Several greedy samples would be one and the same."""
+        if self.n_samples == 1 or self.temperature:
+            return []
+        rule, remedy = "1 when temperature is 0", "Set test_rollout.temperature, such as 1.0."
+        return [breach("n_samples", rule, self.n_samples, remedy)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

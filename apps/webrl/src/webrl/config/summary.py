@@ -109,6 +109,7 @@ IDLE_KEYS: tuple[IdleKeys, ...] = (
             "test_rollout.n_gpus",
             "test_rollout.num_seeds",
             "test_rollout.num_final_seeds",
+            "test_rollout.num_workers",
             "test_rollout.interval_s",
         ),
         lambda c: not c.test_rollout.enabled,

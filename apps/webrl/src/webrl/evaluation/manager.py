@@ -15,7 +15,6 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,12 @@ from webrl.config import WebRLConfig
 from webrl.errors import WorkerLostError
 from webrl.evaluation.run_evaluation import EvaluationSpec, PolicyCheckpoint, run_evaluation
 from webrl.evaluation.statistics import EvaluationResult, append_result
-from webrl.launch.system import System, start_evaluation_worker, stop_each
+from webrl.launch.system import (
+    System,
+    start_evaluation_worker,
+    start_evaluation_workers,
+    stop_each,
+)
 from webrl.records.run_folder import RunFolders
 from webrl.rollout.worker import RolloutWorker
 
@@ -44,7 +48,7 @@ STOP_S = 3.0
 
 
 class EvaluationManager:
-    """The scheduler role `test-rollout` of a run: its worker, its servers and their thread.
+    """The scheduler role `test-rollout` of a run: its workers, its servers and their thread.
 
     Args:
         folders: Where checkpoints and results lie.
@@ -64,7 +68,7 @@ class EvaluationManager:
         self._on_result = on_result
         self._spec = EvaluationSpec.of(config, config.test_rollout.num_seeds)
         self._previous: EvaluationResult | None = None
-        self._worker: WorkerHandle[RolloutWorker] | None = None
+        self._workers: list[WorkerHandle[RolloutWorker]] = []
         self._is_closed = threading.Event()
         self._wants_checkpoint = threading.Event()
         self._thread = threading.Thread(  # noqa: TID251 - evaluation must not share the trainer's loop
@@ -72,12 +76,15 @@ class EvaluationManager:
         )
 
     async def start(self) -> None:
-        """Start the worker and the thread.
+        """Start the workers and the thread.
 
         Raises:
-            EngineCallError: The worker did not start.
+            EngineCallError: A worker did not start.
         """
-        await self._start_worker()
+        system = self._system
+        self._workers = await start_evaluation_workers(
+            self._config, system.scheduler, system.server_spec, system.evaluation_urls
+        )
         self._thread.start()
 
     def takes_checkpoint(self) -> bool:
@@ -91,7 +98,7 @@ class EvaluationManager:
 
         Raises:
             RolloutError: The server refused the checkpoint, or gave no answer.
-            EngineCallError: The worker is gone.
+            EngineCallError: A worker is gone.
         """
         num_seeds = self._config.test_rollout.num_final_seeds
         path = latest_complete_checkpoint(self._folders.policies)
@@ -99,14 +106,13 @@ class EvaluationManager:
         if not num_seeds or path is None:
             return
         await self._restart()
-        spec = replace(self._spec, num_seeds=num_seeds)
+        spec = EvaluationSpec.of(self._config, num_seeds)
         await self._evaluate(spec, PolicyCheckpoint(path=path, version=version), previous=None)
 
     async def aclose(self) -> None:
-        """End the thread and the worker."""
+        """End the thread and the workers."""
         await asyncio.to_thread(self._end_thread)
-        if self._worker is not None:
-            await stop_each([self._worker], RolloutWorker.stop)
+        await stop_each(self._workers, RolloutWorker.stop)
 
     def _end_thread(self) -> None:
         self._is_closed.set()
@@ -139,36 +145,32 @@ class EvaluationManager:
         previous: EvaluationResult | None,
     ) -> EvaluationResult:
         """Load a checkpoint into every server of the role, evaluate it, and keep the result."""
-        assert self._worker is not None
         for url in self._system.evaluation_urls:
             async with self._system.network.client(url) as client:
                 await client.weights.load(
                     str(checkpoint.path), weight_version=checkpoint.version, flush_cache=True
                 )
-        result = await run_evaluation(self._worker, spec, checkpoint, previous=previous)
+        result = await run_evaluation(self._workers, spec, checkpoint, previous=previous)
         append_result(self._folders.evaluations, result)
         self._on_result(result)
         return result
 
     async def _restart(self) -> None:
-        """Restart what is dead of the role, and route the worker to its servers.
+        """Restart what is dead of the role, and route the workers to its servers.
 
         Raises:
             EngineCallError: A part did not start.
         """
-        urls = await self._system.restart_evaluation_servers()
-        assert self._worker is not None
-        try:
-            await call_worker(self._worker, ROUTE_DEADLINE_S, RolloutWorker.set_servers, urls)
-        except WorkerLostError:
-            self._system.scheduler.forget(self._worker)
-            await self._start_worker()
-
-    async def _start_worker(self) -> None:
         system = self._system
-        self._worker = await start_evaluation_worker(
-            self._config, system.scheduler, system.server_spec, system.evaluation_urls
-        )
+        urls = await system.restart_evaluation_servers()
+        for index, worker in enumerate(self._workers):
+            try:
+                await call_worker(worker, ROUTE_DEADLINE_S, RolloutWorker.set_servers, urls)
+            except WorkerLostError:
+                system.scheduler.forget(worker)
+                self._workers[index] = await start_evaluation_worker(
+                    self._config, system.scheduler, system.server_spec, urls, worker.rank
+                )
 
 
 async def keep_evaluating(

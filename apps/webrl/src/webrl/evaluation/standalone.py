@@ -12,12 +12,12 @@ import ray
 
 from webrl.cluster.network import network_of
 from webrl.cluster.ray_cluster import ray_cluster
-from webrl.cluster.scheduler import ProcessOptions, RayScheduler, call_worker
+from webrl.cluster.scheduler import ProcessOptions, RayScheduler, async_call_engine
 from webrl.config import WebRLConfig
 from webrl.evaluation.run_evaluation import EvaluationSpec, PolicyCheckpoint, run_evaluation
 from webrl.evaluation.statistics import EvaluationResult
 from webrl.launch import component_configs
-from webrl.launch.system import start_evaluation_worker, stop_each
+from webrl.launch.system import start_evaluation_workers, stop_each
 from webrl.rollout.worker import RolloutWorker
 from webrl.servers.server_actor import InferenceServer
 from webrl.stop_signals import StopSignals
@@ -26,12 +26,12 @@ from webrl.stop_signals import StopSignals
 def evaluate_checkpoint(
     config: WebRLConfig, checkpoint: PolicyCheckpoint, *, num_seeds: int, log_dir: Path
 ) -> EvaluationResult:
-    """Start one server and one worker, run the episodes, and return the result.
+    """Start servers and workers, run the episodes, and return the result.
 
     Args:
         config: Tasks, browsers and limits.
-        num_seeds: Held-out seeds, spread over the tasks.
-        log_dir: Folder of the logs of server and worker.
+        num_seeds: Held-out seeds, spread over the tasks; 0 takes every task once.
+        log_dir: Folder of the logs of servers and workers.
 
     Raises:
         WebRLError: Server or browser did not start.
@@ -52,18 +52,22 @@ async def _evaluate(
         spec = component_configs.server_spec(
             config, str(checkpoint.path), network_of(scheduler.node_ids)
         )
-        server = scheduler.create_worker(
-            component_configs.TEST_ROLLOUT,
-            0,
-            ProcessOptions(),
-            InferenceServer,
-            spec,
-            0,
-            "eval-0",
-            str(log_dir),
-        )
-        stack.push_async_callback(stop_each, [server], InferenceServer.stop)
-        url = await call_worker(server, spec.start_timeout_s, InferenceServer.start)
-        worker = await start_evaluation_worker(config, scheduler, spec, [url])
-        stack.push_async_callback(stop_each, [worker], RolloutWorker.stop)
-        return await run_evaluation(worker, EvaluationSpec.of(config, num_seeds), checkpoint)
+        role = component_configs.TEST_ROLLOUT
+        servers = [
+            scheduler.create_worker(
+                role,
+                rank,
+                ProcessOptions(),
+                InferenceServer,
+                spec,
+                rank,
+                f"eval-{rank}",
+                str(log_dir),
+            )
+            for rank in range(scheduler.num_workers(role))
+        ]
+        stack.push_async_callback(stop_each, servers, InferenceServer.stop)
+        urls = await async_call_engine(servers, spec.start_timeout_s, InferenceServer.start)
+        workers = await start_evaluation_workers(config, scheduler, spec, urls)
+        stack.push_async_callback(stop_each, workers, RolloutWorker.stop)
+        return await run_evaluation(workers, EvaluationSpec.of(config, num_seeds), checkpoint)

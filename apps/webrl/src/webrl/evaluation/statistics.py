@@ -7,16 +7,21 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from webrl.evaluation.breakdown import (
+    EvaluationItem,
+    Share,
+    SiteFaults,
+    pass_at,
+    shares_by,
+    success_interval,
+)
+from webrl.evaluation.intervals import paired_difference
 from webrl.records.lines import LineFile
-
-Z_95 = 1.959963984540054
-"""Two-sided 95 % quantile of the normal distribution."""
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +36,19 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     num_late: int = 0
     """Episodes that had not ended at the deadline."""
     num_faults: int
-    """Episodes lost to the infrastructure; in neither count."""
+    """Episodes lost to the infrastructure or to their site; in neither count."""
+    num_samples: int = 1
+    """Samples of each episode; `mean` is avg@k then."""
+    faults: dict[str, int] = {}
+    """Episodes lost, by the kind of fault."""
+    by_lost_site: dict[str, SiteFaults] = {}
+    """Those that their site ended: blocked, not there, no page; by site, the worst first."""
+    pass_at: dict[str, float] = {}
+    """pass@k by k, where there are several samples."""
+    by_difficulty: dict[str, Share] = {}
+    """Success of each difficulty that tasks have."""
+    by_site: dict[str, Share] = {}
+    """Success on each site."""
     mean: float | None
     """Share of successes among those that count; None when there are none."""
     mean_with_late: float | None = None
@@ -39,9 +56,9 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     mean_without_late: float | None = None
     """The same with late episodes left out."""
     low: float
-    """Lower end of the 95 % interval (Wilson)."""
+    """Lower end of the 95 % interval; see `success_interval`."""
     high: float
-    """Upper end of the 95 % interval (Wilson)."""
+    """Upper end of it."""
     by_task: dict[str, float]
     """Share of successes of each task."""
     paired_difference: float | None
@@ -53,7 +70,12 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     """Seconds of the evaluation."""
     outcomes: dict[str, int]
-    """1 or 0 by `task#seed` of those that count."""
+    """1 or 0 by `task#seed` of those that count, with `@sample` where there are several."""
+
+    @property
+    def num_lost_to_sites(self) -> int:
+        """Return how many episodes their sites ended."""
+        return sum(site.num_episodes for site in self.by_lost_site.values())
 
     def metrics(self) -> dict[str, float]:
         """Return the figures that belong to a step of training."""
@@ -71,9 +93,12 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
             "eval/episodes": float(self.num_episodes),
             "eval/late": float(self.num_late),
             "eval/faults": float(self.num_faults),
+            "eval/lost_to_sites": float(self.num_lost_to_sites),
             "eval/duration_s": self.duration_s,
             "eval/version": float(self.version),
             **{name: value for name, value in unsure.items() if value is not None},
+            **{f"eval/pass_at_{k}": value for k, value in self.pass_at.items()},
+            **{f"eval/success_{label}": share.mean for label, share in self.by_difficulty.items()},
         }
 
     def describe(self) -> str:
@@ -86,50 +111,16 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
             means = (self.mean_with_late, self.mean_without_late)
             shown = ["unknown" if mean is None else f"{mean:.3f}" for mean in means]
             text += f" ({self.num_late} late: {shown[0]} with them as failures, {shown[1]} without)"
-        return f"{text}, {self.num_episodes} episodes, {self.num_faults} faults"
-
-
-def wilson_interval(num_successes: int, num_trials: int, z: float = Z_95) -> tuple[float, float]:
-    """Return the Wilson score interval of a share (Wilson 1927).
-
-    Args:
-        num_trials: Trials; 0 gives the interval (0, 1).
-        z: Normal quantile.
-    """
-    if num_trials == 0:
-        return 0.0, 1.0
-    share = num_successes / num_trials
-    scale = 1.0 + z * z / num_trials
-    centre = share + z * z / (2 * num_trials)
-    spread = z * math.sqrt(
-        share * (1.0 - share) / num_trials + z * z / (4 * num_trials * num_trials)
-    )
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
-
-
-def paired_difference(
-    before: Mapping[str, int], after: Mapping[str, int]
-) -> tuple[float, float | None, float | None] | None:
-    """Return the mean difference over shared episodes with its 95 % interval.
-
-    The interval is that of Bonett and Price (2012) for paired shares: it has a width where all
-    differences are equal, too. One episode has no interval, and none have no difference.
-
-    Args:
-        before: Outcomes of the earlier checkpoint.
-        after: Outcomes of the later one.
-    """
-    shared = [after[key] - before[key] for key in before if key in after]
-    if not shared:
-        return None
-    count = len(shared)
-    mean = sum(shared) / count
-    if count == 1:
-        return mean, None, None
-    better, worse = ((shared.count(sign) + 1) / (count + 2) for sign in (1, -1))
-    centre = better - worse
-    half = Z_95 * math.sqrt((better + worse - centre**2) / (count + 2))
-    return mean, max(-1.0, centre - half), min(1.0, centre + half)
+        if self.num_samples > 1:
+            best = self.pass_at.get(str(self.num_samples))
+            shown = "unknown" if best is None else f"{best:.3f}"
+            text += f" (avg@{self.num_samples}; pass@{self.num_samples} {shown})"
+        text = f"{text}, {self.num_episodes} episodes, {self.num_faults} faults"
+        if self.num_lost_to_sites:
+            text += (
+                f" ({self.num_lost_to_sites} of them their sites', {len(self.by_lost_site)} sites)"
+            )
+        return text
 
 
 def summarise(
@@ -142,6 +133,10 @@ def summarise(
     num_faults: int,
     duration_s: float,
     previous: EvaluationResult | None,
+    items: Mapping[str, EvaluationItem] | None = None,
+    num_samples: int = 1,
+    faults: Mapping[str, int] | None = None,
+    by_lost_site: Mapping[str, SiteFaults] | None = None,
 ) -> EvaluationResult:
     """Return the result of one evaluation.
 
@@ -153,10 +148,14 @@ def summarise(
         num_faults: Episodes lost to the infrastructure.
         duration_s: Seconds of the evaluation.
         previous: Earlier result for the paired comparison.
+        items: What was run, by `task#seed`; without them there are no parts.
+        num_samples: Samples of each episode.
+        faults: Episodes lost, by the kind of fault.
+        by_lost_site: Those of them that their site ended.
     """
     with_late = {**ended, **dict.fromkeys(late, 0)}
     outcomes = with_late if is_late_failure else dict(ended)
-    low, high = wilson_interval(sum(outcomes.values()), len(outcomes))
+    low, high = success_interval(outcomes)
     pair = paired_difference(previous.outcomes, outcomes) if previous else None
     return EvaluationResult(
         version=version,
@@ -164,6 +163,12 @@ def summarise(
         num_episodes=len(outcomes),
         num_late=len(late),
         num_faults=num_faults,
+        num_samples=num_samples,
+        faults=dict(faults or {}),
+        by_lost_site=dict(by_lost_site or {}),
+        pass_at=pass_at(outcomes, num_samples) if num_samples > 1 else {},
+        by_difficulty=shares_by(items or {}, outcomes, lambda item: item.difficulty),
+        by_site=shares_by(items or {}, outcomes, lambda item: item.site),
         mean=_mean(outcomes.values()),
         mean_with_late=_mean(with_late.values()),
         mean_without_late=_mean(ended.values()),

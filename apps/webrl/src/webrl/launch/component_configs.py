@@ -64,7 +64,7 @@ def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
         ACTOR: allocation.role(ACTOR).dims.d,
         TEST_ROLLOUT: num_test,
         WORKER: config.env.num_workers,
-        TEST_WORKER: 1 if num_test else 0,
+        TEST_WORKER: config.test_rollout.num_workers if num_test else 0,
     }
     slots = {WORKER: config.env.slots_per_worker, TEST_WORKER: config.test_rollout.max_concurrent}
     per_slot = config.env.cpus_per_slot
@@ -99,18 +99,20 @@ def role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
 
 
 def evaluation_role_specs(config: WebRLConfig, num_cpus: float) -> list[RoleSpec]:
-    """Return one server and one worker for `webrl eval`, on half of the CPUs each, up to one."""
-    cpus = min(1.0, num_cpus / 2)
+    """Return servers and workers for `webrl eval`, on an equal share of the CPUs each, up to one."""
+    num_servers = max(1, config.test_rollout.n_gpus // config.tp_size)
+    num_workers = config.test_rollout.num_workers
+    cpus = int(100 * min(1.0, num_cpus / (num_servers + num_workers))) / 100
     return [
         RoleSpec(
             name=TEST_ROLLOUT,
-            num_workers=1,
+            num_workers=num_servers,
             cpus_per_worker=cpus,
             gpus_per_worker=float(config.tp_size) if config.cluster.num_gpus else 0.0,
         ),
         RoleSpec(
             name=TEST_WORKER,
-            num_workers=1,
+            num_workers=num_workers,
             cpus_per_worker=cpus,
             node_label=config.env.node_label or "",
         ),

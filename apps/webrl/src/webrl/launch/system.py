@@ -293,14 +293,36 @@ def _scheduler(config: WebRLConfig, log_dir: Path) -> RayScheduler:
     )
 
 
-async def start_evaluation_worker(
+async def start_evaluation_workers(
     config: WebRLConfig, scheduler: RayScheduler, servers: ServerSpec, server_urls: Sequence[str]
-) -> WorkerHandle[RolloutWorker]:
-    """Start the worker that runs evaluation episodes, and its slots.
+) -> list[WorkerHandle[RolloutWorker]]:
+    """Start the workers that run evaluation episodes, and their slots.
 
     Args:
         scheduler: Holds the role.
         servers: What the servers were started with.
+
+    Raises:
+        EngineCallError: One did not start.
+    """
+    async with UnwrappedTaskGroup() as group:
+        starts = [
+            group.create_task(
+                start_evaluation_worker(config, scheduler, servers, server_urls, rank)
+            )
+            for rank in range(scheduler.num_workers(component_configs.TEST_WORKER))
+        ]
+    return [start.result() for start in starts]
+
+
+async def start_evaluation_worker(
+    config: WebRLConfig,
+    scheduler: RayScheduler,
+    servers: ServerSpec,
+    server_urls: Sequence[str],
+    rank: int,
+) -> WorkerHandle[RolloutWorker]:
+    """Start one of them.
 
     Raises:
         EngineCallError: It did not start.
@@ -313,9 +335,9 @@ async def start_evaluation_worker(
         temperature=config.test_rollout.temperature or 1.0,
         is_synchronous=False,
     )
-    role = component_configs.TEST_WORKER
+    role, name = component_configs.TEST_WORKER, "test" if rank == 0 else f"test-{rank}"
     worker = scheduler.create_worker(
-        role, 0, WORKER_OPTIONS, RolloutWorker, "test", spec, None, None
+        role, rank, WORKER_OPTIONS, RolloutWorker, name, spec, None, None
     )
     await call_worker(
         worker, config.scheduler.startup_timeout_s, RolloutWorker.start, list(server_urls)
