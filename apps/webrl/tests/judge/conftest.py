@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,7 @@ class ChatServer:
         self.error_text = "out of order"
         self.delay_s = 0.0
         self.in_parts = False
+        self.finish_reasons: Iterator[str] = itertools.repeat("stop")
         self._reply = reply
         self._runner: web.AppRunner | None = None
 
@@ -75,7 +77,10 @@ class ChatServer:
             return web.Response(status=reply, text=self.error_text)
         content = [{"type": "text", "text": reply}] if self.in_parts else reply
         message = {"role": "assistant", "content": content}
-        return web.json_response({"choices": [{"index": 0, "message": message}]})
+        choice = {"index": 0, "message": message, "finish_reason": next(self.finish_reasons)}
+        # What is neither prompt nor completion is reasoning.
+        usage = {"prompt_tokens": 100, "completion_tokens": 4, "total_tokens": 110}
+        return web.json_response({"choices": [choice], "usage": usage})
 
 
 def verdict(is_true: bool, reason: str = "because") -> str:

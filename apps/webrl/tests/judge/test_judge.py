@@ -34,10 +34,16 @@ EVIDENCE = Evidence(
 
 @asynccontextmanager
 async def _judge(url: str, *, max_cached: int = 100, **changes: object) -> AsyncGenerator[Judge]:
-    values: dict[str, object] = {"max_retries": 2, "request_timeout_s": 20.0, "deadline_s": 60.0}
+    values: dict[str, object] = {
+        "max_retries": 2,
+        "request_timeout_s": 20.0,
+        "deadline_s": 60.0,
+        "max_outage_s": 0.0,
+    }
     config = JudgeSection(url=url, model="m", **(values | changes))  # type: ignore[arg-type]
     client = ChatClient(config, retry=RetryPolicy(base_delay_s=0.0), max_cached=max_cached)
-    async with aclosing(Judge(config, client=client)) as judge:
+    probe = RetryPolicy(base_delay_s=0.0)
+    async with aclosing(Judge(config, client=client, probe=probe)) as judge:
         yield judge
 
 
@@ -80,7 +86,7 @@ def test_a_model_that_takes_neither_temperature_nor_max_tokens_is_sent_neither(
     (found,) = _run(server, EVIDENCE, **changes)
     assert found.is_success
     for request in server.requests:
-        assert request["max_completion_tokens"] == 1024
+        assert request["max_completion_tokens"] == 8192
         assert not {"temperature", "max_tokens"} & request.keys()
     server = chat_server(_without(says, "nothing fails"))
     _run(server, EVIDENCE, max_answer_tokens=None)
@@ -110,7 +116,7 @@ def test_a_blocked_site_is_told_apart_and_nothing_else_is_asked(
 ) -> None:
     server = chat_server(lambda text: says("shut the agent out" in text))
     (found,) = _run(server, EVIDENCE)
-    assert found == Verdict(is_blocked=True)
+    assert (found.is_blocked, found.criteria) == (True, ())
     assert len(server.requests) == 1
 
 
@@ -145,7 +151,7 @@ def test_equal_content_is_asked_once_even_at_one_moment(chat_server: Servers, sa
 
     verdicts = asyncio.run(main())
     assert len(verdicts) == 4
-    assert all(found == verdicts[0] for found in verdicts)
+    assert all(found.criteria == verdicts[0].criteria for found in verdicts)
     assert len(server.requests) == 5
 
 
@@ -191,10 +197,10 @@ def test_many_screenshots_are_cut_to_the_relevant_ones(chat_server: Servers, say
 @pytest.mark.parametrize(
     ("reply", "reason", "num_requests"),
     [
-        (500, "status 500", 3),
-        (429, "status 429", 3),
+        (500, "status 500", 6),
+        (429, "status 429", 6),
         ("The verdict is SUCCESS.", "not of the agreed form", 3),
-        (None, "no answer within 0.2 s", 3),
+        (None, "no answer within 0.2 s", 6),
         (401, "refused the request with status 401", 1),
         (404, "refused the request with status 404", 1),
     ],
@@ -222,7 +228,7 @@ def test_a_server_that_comes_back_is_asked_again(chat_server: Servers, says: Say
     replies = iter([503, "no JSON", says(False)])
     server = chat_server(lambda _: next(replies))
     (found,) = _run(server, msgspec.structs.replace(EVIDENCE, answer=None))
-    assert found == Verdict(is_blocked=False)
+    assert (found.is_blocked, found.criteria) == (False, ())
     assert "Your last answer was not of this form" in server.texts[2]
 
 
@@ -231,7 +237,7 @@ def test_a_long_answer_is_read_whole_and_an_endless_one_is_none(
 ) -> None:
     one = msgspec.structs.replace(EVIDENCE, answer=None)
     (found,) = _run(chat_server(lambda _: says(True, "long " * 200_000)), one)
-    assert found == Verdict(is_blocked=True)
+    assert (found.is_blocked, found.criteria) == (True, ())
     with pytest.raises(JudgeError, match="the answer has more than 4194304 bytes"):
         _run(chat_server(lambda _: says(True, "long " * 900_000)), one)
 
@@ -317,3 +323,57 @@ def test_a_verdict_without_criteria_is_no_success() -> None:
     assert not Verdict(is_blocked=False).is_success
     met = Criterion(name="supported", is_met=True, reason="")
     assert Verdict(is_blocked=False, criteria=(met,)).is_success
+
+
+def test_an_answer_that_the_limit_cut_is_none_and_the_limit_grows(
+    chat_server: Servers, says: Says
+) -> None:
+    server = chat_server(lambda _: says(False))
+    server.finish_reasons = iter(["length", "length", "stop"])
+    (found,) = _run(server, msgspec.structs.replace(EVIDENCE, answer=None))
+    assert not found.is_blocked
+    assert [r["max_tokens"] for r in server.requests] == [8192, 16384, 32768]
+    server = chat_server(lambda _: says(False))
+    server.finish_reasons = iter(["length"] * 3)
+    with pytest.raises(JudgeError, match=r"cut the answer \(raise judge\.max_answer_tokens\)"):
+        _run(server, EVIDENCE)
+
+
+def test_a_judge_that_is_down_is_waited_for_by_one_request_at_a_time(
+    chat_server: Servers, says: Says
+) -> None:
+    num_down = 0
+
+    def reply(text: str) -> str | int:
+        nonlocal num_down
+        num_down += 1
+        return 503 if num_down <= 40 else says("shut the agent out" not in text)
+
+    server = chat_server(reply)
+    episodes = [msgspec.structs.replace(EVIDENCE, goal=f"Goal {index}.") for index in range(4)]
+
+    async def main() -> list[Verdict]:
+        async with (
+            server,
+            _judge(server.url, max_outage_s=60.0) as judge,
+            asyncio.TaskGroup() as group,
+        ):
+            tasks = [group.create_task(judge.judge(episode)) for episode in episodes]
+        return [task.result() for task in tasks]
+
+    assert all(found.is_success for found in asyncio.run(main()))
+
+
+def test_a_model_per_question_own_instructions_and_what_it_cost(
+    chat_server: Servers, says: Says
+) -> None:
+    server = chat_server(_without(says, "nothing fails"))
+    changes = {"fact_model": "small", "instructions": "Be strict.", "input_price": 2.0}
+    (found,) = _run(server, EVIDENCE, output_price=10.0, **changes)
+    models = [r["model"] for r in server.requests if "The fact to check" in str(r)]
+    assert models == ["small", "small"]
+    assert [r["model"] for r in server.requests].count("m") == 3
+    assert all(r["messages"][0]["content"].endswith("Be strict.") for r in server.requests)
+    assert found.usage is not None
+    assert (found.usage.num_requests, found.usage.tokens_in, found.usage.tokens_out) == (5, 500, 50)
+    assert found.usage.cost == pytest.approx((500 * 2 + 50 * 10) / 1e6)

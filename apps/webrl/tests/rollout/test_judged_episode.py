@@ -124,9 +124,9 @@ def _episode(
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        config = JudgeSection(url=url, model="m", max_retries=1)
+        config = JudgeSection(url=url, model="m", max_retries=1, max_outage_s=0.0)
         client = ChatClient(config, retry=RetryPolicy(base_delay_s=0.0))
-        (task,) = load_webgym_file(file)
+        (task,) = load_webgym_file(file).tasks
         async with (
             aclosing(Judge(config, client=client)) as judge,
             TaskServer(routes={"/": _site}) as site,

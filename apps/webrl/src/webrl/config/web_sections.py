@@ -277,12 +277,27 @@ class JudgeSection(Section):
     """Base address of the server, such as `https://api.example/v1`; no judge when unset."""
     model: str | None = None
     """Name of the model there; must be set with `judge.url`."""
+    blocked_model: str | None = None
+    """Another model for the question whether the site shut the agent out; `judge.model` when unset."""
+    relevant_model: str | None = None
+    """Another model for the choice of screenshots; `judge.model` when unset."""
+    supported_model: str | None = None
+    """Another model for the question whether the answer is shown; `judge.model` when unset."""
+    fact_model: str | None = None
+    """Another model for the facts of the rubric; `judge.model` when unset."""
+    reference_model: str | None = None
+    """Another model for the comparison with the reference answer; `judge.model` when unset."""
+    instructions: str | None = None
+    """Words of your own at the end of the judge's system prompt; none when unset."""
     api_key_env: str | None = None
     """Name of the environment variable with the key, on every machine with rollout workers; no key
     is sent when unset."""
     deadline_s: Annotated[Positive, "Typical value: 120."] = 120.0
     """Limit for one verdict, retries included, in seconds; waiting for one of the `max_concurrent`
-    places does not count. Past it the episode is a fault."""
+    places or for a server that is down does not count. Past it the episode is a fault."""
+    max_outage_s: Annotated[NonNegative, "Typical value: 1800."] = 1800.0
+    """How long episodes wait for a server that is down or overloaded, in seconds; past it they are
+    faults; 0 waits for nothing beyond the retries."""
     request_timeout_s: Annotated[Positive, "Typical value: 60."] = 60.0
     """Limit for one request, in seconds."""
     max_retries: Annotated[Natural, "Use 0 for none."] = 3
@@ -291,12 +306,28 @@ class JudgeSection(Section):
     """Requests of one rollout worker at one moment."""
     max_screenshots: Annotated[Count, "Typical value: 16."] = 16
     """Screenshots of one request; of more the model first picks the relevant ones."""
-    max_answer_tokens: Annotated[Count, "Typical value: 1024."] | None = 1024
-    """Most tokens of one answer, the reasoning in it included; no limit is sent when `none`."""
+    max_answer_tokens: Annotated[Count, "Typical value: 8192."] | None = 8192
+    """Most tokens of one answer, the reasoning in it included: an answer that this limit cuts is none,
+    and is asked for again with twice as many, up to four times this; no limit is sent when `none`."""
     token_limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the server calls that limit: reasoning models of some providers want the longer name."""
     temperature: Annotated[float, Meta(ge=0, le=2), "Use 0, or none to send none."] | None = 0.0
     """Sampling temperature; none is sent when `none`, as some reasoning models refuse it."""
+    input_price: Annotated[NonNegative, "Use 0 where nothing is paid."] = 0.0
+    """Price of a million tokens that are sent, in any currency; the metric `judge/cost` adds up."""
+    output_price: Annotated[NonNegative, "Use 0 where nothing is paid."] = 0.0
+    """Price of a million tokens that are answered, reasoning included, in the same currency."""
+
+    def model_for(self, kind: str) -> str | None:
+        """Return the model that answers questions of a kind, such as `blocked` or `fact`."""
+        own = {
+            "blocked": self.blocked_model,
+            "relevant": self.relevant_model,
+            "supported": self.supported_model,
+            "fact": self.fact_model,
+            "reference": self.reference_model,
+        }
+        return own[kind] or self.model
 
     def contradictions(self) -> list[Problem]:
         """An address that can be asked, a model there, and no secret in either."""

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from webrl.judge.chat import ChatClient
 from webrl.judge.judge import Judge
-from webrl.judge.verdict import Criterion, Evidence, Verdict
+from webrl.judge.verdict import Criterion, Evidence, JudgeUsage, Verdict
 
-__all__ = ["ChatClient", "Criterion", "Evidence", "Judge", "Verdict"]
+__all__ = ["ChatClient", "Criterion", "Evidence", "Judge", "JudgeUsage", "Verdict"]

@@ -2,8 +2,10 @@
 
 Invariants:
 
-* an answer is what its reader accepts; a request that fails, is late, or is answered out of form
-  is sent again `max_retries` times, and then there is no answer but a `JudgeError`;
+* an answer is what its reader accepts and what the model ended by itself (`finish_reason`); a request
+  that fails, is late, or is answered out of form is sent again `max_retries` times, and then there is
+  no answer but a `JudgeError`, a `JudgeDownError` where the server is to blame;
+* after an answer that the token limit cut the limit is doubled, up to `MOST_GROWTH` times;
 * a refusal that a second request can not change (401, 404, ...) is not retried;
 * a verdict's deadline runs while a request of its questions is under way or waits to be sent again,
   never while it waits for one of the `max_concurrent` places or for an equal question of another;
@@ -31,6 +33,7 @@ from awrl_rollout import RetryPolicy
 
 from webrl.config import JudgeSection
 from webrl.errors import JudgeError
+from webrl.judge.verdict import JudgeUsage
 
 AnswerT = TypeVar("AnswerT")
 logger = logging.getLogger(__name__)
@@ -43,11 +46,21 @@ RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 """Statuses below 500 that another request may not meet."""
 SHOWN_LENGTH = 200
 """Characters of a server's own words in a message."""
+MOST_GROWTH = 4
+"""How far the limit of tokens grows for a question whose answers it cuts."""
 REMINDER = "\n\nYour last answer was not of this form. Answer with the JSON object alone."
 
 
 class MalformedAnswerError(ValueError):
     """The model did not answer in form. Internal to the judge: it asks again."""
+
+
+class _TruncatedError(MalformedAnswerError):
+    """The limit of tokens cut the answer."""
+
+
+class JudgeDownError(JudgeError):
+    """The server can not be reached or is overloaded. Internal to the judge: it waits."""
 
 
 class _RetryableError(Exception):
@@ -61,6 +74,8 @@ class _RetryableError(Exception):
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """One request: text and pictures."""
 
+    kind: str
+    """`blocked`, `relevant`, `supported`, `fact` or `reference`: which model is asked."""
     system: str
     """Who the model is."""
     text: str
@@ -70,10 +85,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stopwatch:
-    """The time that a verdict may take, counted while at least one of its questions is at work."""
+    """The time that a verdict may take, counted while at least one of its questions is at work.
 
-    def __init__(self, limit_s: float) -> None:
+    Args:
+        limit_s: The limit in seconds.
+        usage: Added to with each answer.
+    """
+
+    def __init__(self, limit_s: float, usage: JudgeUsage | None = None) -> None:
         self.limit_s = limit_s
+        self.usage = usage or JudgeUsage()
         self._spent_s = 0.0
         self._num_running = 0
         self._since_s = 0.0
@@ -106,13 +127,21 @@ class _Part(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     class Message(msgspec.Struct):
-        content: str | list[_Part]
+        content: str | list[_Part] | None = None
 
     message: Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
 
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
+    usage: _Usage | None = None
 
 
 class ChatClient:
@@ -162,7 +191,7 @@ class ChatClient:
         Raises:
             JudgeError: There is no answer, after all retries or in time.
         """
-        body = self._body(question, question.text)
+        body = self._body(question)
         key = hashlib.sha256(body).hexdigest()
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key in self._answers:
@@ -182,27 +211,30 @@ class ChatClient:
     ) -> tuple[str, AnswerT]:
         """Send until an answer is accepted."""
         num_attempts = self._config.max_retries + 1
-        reason = ""
+        reason, growth, is_down = "", 1, False
         for number in range(1, num_attempts + 1):
             wait_s = 0.0
             try:
                 async with self._slots, stopwatch.running():
-                    text = await self._send(body)
+                    text = await self._send(body, stopwatch.usage)
                 return text, read(text)
             except MalformedAnswerError as error:
-                reason = str(error)
-                body = self._body(question, question.text + REMINDER)
+                reason, is_down = str(error), False
+                is_cut = isinstance(error, _TruncatedError)
+                growth = min(2 * growth, MOST_GROWTH) if is_cut else growth
+                body = self._body(question, reminder="" if is_cut else REMINDER, growth=growth)
             except _RetryableError as error:
-                reason, wait_s = str(error), error.after_s
+                reason, wait_s, is_down = str(error), error.after_s, True
             logger.info("judge, attempt %d of %d: %s", number, num_attempts, reason)
             if number < num_attempts:
                 backoff_s = self._retry.delay_s(number, random.Random())
                 async with stopwatch.running():
                     await asyncio.sleep(max(wait_s, backoff_s))
-        raise JudgeError(f"the judge gave no answer in {num_attempts} attempts: {reason}")
+        error_type = JudgeDownError if is_down else JudgeError
+        raise error_type(f"the judge gave no answer in {num_attempts} attempts: {reason}")
 
-    async def _send(self, body: bytes) -> str:
-        """Return the text of one completion."""
+    async def _send(self, body: bytes, usage: JudgeUsage) -> str:
+        """Return the text of one completion, and add what it took to `usage`."""
         url = f"{self._config.url or ''}".rstrip("/") + "/chat/completions"
         headers = {"Content-Type": "application/json"}
         try:
@@ -214,7 +246,7 @@ class ChatClient:
         except aiohttp.ClientError as error:
             raise _RetryableError(self._shown(f"{type(error).__name__}: {error}")) from error
         if answer.status == 200:
-            return _text(content)
+            return self._text(content, usage)
         reason = self._shown(f"status {answer.status}: {content.decode('utf-8', 'replace')}")
         if answer.status >= 500 or answer.status in RETRIED_STATUSES:
             # Of the two forms that the header may have, only seconds are understood.
@@ -226,18 +258,52 @@ class ChatClient:
     def _shown(self, text: str) -> str:
         return (text.replace(self._key, "***") if self._key else text)[:SHOWN_LENGTH]
 
-    def _body(self, question: Question, text: str) -> bytes:
+    def _text(self, body: bytes, usage: JudgeUsage) -> str:
+        """Return the text of the first choice."""
+        try:
+            completion = msgspec.json.decode(body, type=_Completion)
+            choice = completion.choices[0]
+        except (msgspec.DecodeError, IndexError) as error:
+            raise MalformedAnswerError(
+                f"the server's answer is no chat completion: {error}"
+            ) from error
+        self._count(completion.usage, usage)
+        if choice.finish_reason == "length":
+            raise _TruncatedError(
+                "the limit of tokens cut the answer (raise judge.max_answer_tokens)"
+            )
+        content = choice.message.content
+        if not content:
+            raise MalformedAnswerError(f"the answer is empty ({choice.finish_reason})")
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+    def _count(self, told: _Usage | None, usage: JudgeUsage) -> None:
+        usage.num_requests += 1
+        if told is None:
+            return
+        tokens_in, tokens_out = told.prompt_tokens or 0, told.completion_tokens or 0
+        # Some servers leave the reasoning out of what they call the completion.
+        tokens_out = max(tokens_out, (told.total_tokens or 0) - tokens_in)
+        usage.tokens_in += tokens_in
+        usage.tokens_out += tokens_out
+        prices = self._config.input_price, self._config.output_price
+        usage.cost += (tokens_in * prices[0] + tokens_out * prices[1]) / 1e6
+
+    def _body(self, question: Question, *, reminder: str = "", growth: int = 1) -> bytes:
         config = self._config
+        text = question.text + reminder
         images = [{"type": "image_url", "image_url": {"url": url}} for url in question.images]
+        limit = config.max_answer_tokens
         settings = {
             "temperature": config.temperature,
-            config.token_limit_field: config.max_answer_tokens,
+            config.token_limit_field: None if limit is None else limit * growth,
         }
+        extra = f"\n\n{config.instructions}" if config.instructions else ""
         return msgspec.json.encode(
             {
-                "model": config.model,
+                "model": config.model_for(question.kind),
                 "messages": [
-                    {"role": "system", "content": question.system},
+                    {"role": "system", "content": question.system + extra},
                     {"role": "user", "content": [{"type": "text", "text": text}, *images]},
                 ],
                 **{name: value for name, value in settings.items() if value is not None},
@@ -266,12 +332,3 @@ async def _whole(stream: aiohttp.StreamReader) -> bytes:
         if len(body) > MAX_ANSWER_BYTES:
             raise MalformedAnswerError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
     return bytes(body)
-
-
-def _text(body: bytes) -> str:
-    """Return the text of the first choice."""
-    try:
-        content = msgspec.json.decode(body, type=_Completion).choices[0].message.content
-    except (msgspec.DecodeError, IndexError) as error:
-        raise MalformedAnswerError(f"the server's answer is no chat completion: {error}") from error
-    return content if isinstance(content, str) else "".join(part.text for part in content)

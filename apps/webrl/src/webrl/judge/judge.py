@@ -7,7 +7,8 @@ Invariants:
 * an episode without an answer is no success, and no further question is asked;
 * every criterion is asked, also after one that does not hold: the support of the answer once,
   each fact of the rubric, the reference answer where there is one; success needs all of them;
-* one question without an answer and there is no verdict (`JudgeError`);
+* one question without an answer and there is no verdict (`JudgeError`), but a server that is down is
+  waited for, up to `max_outage_s`, by one request at a time;
 * of the screenshots, one that shows what the one before it shows is left out; of those left, the
   last is always among the chosen ones, and their order is that of the episode.
 
@@ -16,13 +17,17 @@ The questions on one episode go out together; `max_concurrent` bounds them over 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
+import random
 from collections.abc import Collection, Sequence
 
-from awrl_rollout import UnwrappedTaskGroup
+import msgspec
+from awrl_rollout import RetryPolicy, UnwrappedTaskGroup
 
 from webrl.config import JudgeSection
-from webrl.judge.chat import ChatClient, Question, Stopwatch
+from webrl.judge.chat import ChatClient, JudgeDownError, Question, Stopwatch
 from webrl.judge.questions import (
     YesOrNo,
     blocked_question,
@@ -33,7 +38,12 @@ from webrl.judge.questions import (
     relevance_question,
     supported_question,
 )
-from webrl.judge.verdict import Criterion, Evidence, Verdict
+from webrl.judge.verdict import Criterion, Evidence, JudgeUsage, Verdict
+
+logger = logging.getLogger(__name__)
+
+PROBE = RetryPolicy(base_delay_s=1.0, max_delay_s=15.0)
+"""Between two looks at a server that is down: an episode is judged soon after it is back."""
 
 
 class Judge:
@@ -42,14 +52,25 @@ class Judge:
     Args:
         config: Where the model is, and the limits.
         client: Asks it; one made from the configuration when None.
+        probe: Waits between two looks at a server that is down.
 
     Raises:
         JudgeError: The environment lacks the key.
     """
 
-    def __init__(self, config: JudgeSection, *, client: ChatClient | None = None) -> None:
+    def __init__(
+        self,
+        config: JudgeSection,
+        *,
+        client: ChatClient | None = None,
+        probe: RetryPolicy = PROBE,
+    ) -> None:
         self._config = config
         self._client = client or ChatClient(config)
+        self._probe = probe
+        self._rng = random.Random()
+        self._gate = asyncio.Lock()
+        self._down_since_s: float | None = None
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -58,10 +79,47 @@ class Judge:
     async def judge(self, evidence: Evidence) -> Verdict:
         """Return the verdict on an episode.
 
+        A server that is down is waited for, by one episode that asks again and again while the others
+        wait for it; what was answered before is not asked again.
+
         Raises:
-            JudgeError: There is none: the server failed, was late, or answered out of form.
+            JudgeError: There is none: the server was down for too long, was late, or answered out of
+                form.
         """
-        return await self._judge(evidence, Stopwatch(self._config.deadline_s))
+        clock, usage = asyncio.get_running_loop().time, JudgeUsage()
+        started_s = clock()
+        async with self._gate:
+            pass  # whoever finds the server down holds the gate
+        try:
+            verdict = await self._once(evidence, usage)
+        except JudgeDownError:
+            async with self._gate:
+                verdict = await self._when_up(evidence, usage)
+        usage.wait_s = clock() - started_s
+        return msgspec.structs.replace(verdict, usage=usage)
+
+    async def _when_up(self, evidence: Evidence, usage: JudgeUsage) -> Verdict:
+        """Ask until the server answers, or has been down for too long."""
+        clock, number = asyncio.get_running_loop().time, 0
+        if self._down_since_s is None:
+            self._down_since_s = clock()
+            logger.warning("the judge is down: episodes wait for their verdicts")
+        while True:
+            try:
+                return await self._once(evidence, usage)
+            except JudgeDownError:
+                left_s = self._down_since_s + self._config.max_outage_s - clock()
+                if left_s <= 0:
+                    raise
+                number += 1
+                await asyncio.sleep(min(self._probe.delay_s(number, self._rng), left_s))
+
+    async def _once(self, evidence: Evidence, usage: JudgeUsage) -> Verdict:
+        verdict = await self._judge(evidence, Stopwatch(self._config.deadline_s, usage))
+        if self._down_since_s is not None:
+            self._down_since_s = None
+            logger.warning("the judge answers again")
+        return verdict
 
     async def _judge(self, evidence: Evidence, stopwatch: Stopwatch) -> Verdict:
         distinct = without_repeats(evidence.screenshots)

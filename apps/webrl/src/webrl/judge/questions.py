@@ -44,6 +44,7 @@ def relevance_question(evidence: Evidence, screenshots: Sequence[str]) -> Questi
     """Ask which screenshots matter."""
     facts = list(evidence.rubric.facts)
     return _question(
+        "relevant",
         evidence,
         f"Facts that will be checked: {_quoted(facts)}\n"
         "Which screenshots show anything that matters for the task: results, details, progress, "
@@ -56,6 +57,7 @@ def relevance_question(evidence: Evidence, screenshots: Sequence[str]) -> Questi
 def blocked_question(evidence: Evidence, screenshots: Sequence[str]) -> Question:
     """Ask whether the site kept the agent out."""
     return _question(
+        "blocked",
         evidence,
         "Did the web site itself shut the agent out for good, by a measure against robots: a "
         "captcha, a check of the browser that never ends, a page that denies access? Wrong clicks, "
@@ -69,6 +71,7 @@ def blocked_question(evidence: Evidence, screenshots: Sequence[str]) -> Question
 def supported_question(evidence: Evidence, screenshots: Sequence[str]) -> Question:
     """Ask whether the screenshots show all that the answer claims."""
     return _question(
+        "supported",
         evidence,
         f"The agent's final answer: {_quoted(evidence.answer)}\n"
         "Is every claim of this answer shown by the screenshots? Agents often make up names, "
@@ -80,6 +83,7 @@ def supported_question(evidence: Evidence, screenshots: Sequence[str]) -> Questi
 def fact_question(evidence: Evidence, fact: str, screenshots: Sequence[str]) -> Question:
     """Ask whether the screenshots show one fact."""
     return _question(
+        "fact",
         evidence,
         f"The fact to check: {_quoted(fact)}\n"
         "Do the screenshots show this fact, all parts of it, and for exactly the thing that is "
@@ -92,6 +96,7 @@ def fact_question(evidence: Evidence, fact: str, screenshots: Sequence[str]) -> 
 def reference_question(evidence: Evidence) -> Question:
     """Ask whether the answer amounts to the reference."""
     return _question(
+        "reference",
         evidence,
         f"The agent's final answer: {_quoted(evidence.answer)}\n"
         f"The reference answer: {_quoted(evidence.rubric.reference_answer)}\n"
@@ -102,14 +107,14 @@ def reference_question(evidence: Evidence) -> Question:
 
 
 def _question(
-    evidence: Evidence, ask: str, screenshots: Sequence[str], *, form: str = _FORM
+    kind: str, evidence: Evidence, ask: str, screenshots: Sequence[str], *, form: str = _FORM
 ) -> Question:
     actions = "\n".join(f"{number}. {_quoted(a)}" for number, a in enumerate(evidence.actions, 1))
     text = (
         f"The agent's task: {_quoted(evidence.goal)}\n"
         f"Its actions:\n{actions or 'none'}\n\n{ask}\n\n{form}"
     )
-    return Question(system=_ROLE, text=text, images=tuple(screenshots))
+    return Question(kind=kind, system=_ROLE, text=text, images=tuple(screenshots))
 
 
 def _quoted(value: object) -> str:

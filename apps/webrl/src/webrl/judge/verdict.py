@@ -33,6 +33,21 @@ class Criterion(msgspec.Struct, frozen=True, kw_only=True):
     """Why, in the judge's words."""
 
 
+class JudgeUsage(msgspec.Struct, kw_only=True):
+    """What questions took; cached answers cost nothing."""
+
+    num_requests: int = 0
+    """Requests that were answered, right or wrong."""
+    tokens_in: int = 0
+    """Tokens sent, as the server counts them."""
+    tokens_out: int = 0
+    """Tokens answered, reasoning included."""
+    cost: float = 0.0
+    """What they cost at the configured prices."""
+    wait_s: float = 0.0
+    """Seconds from the question to the verdict, outages included."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the judge found."""
 
@@ -40,6 +55,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the site kept the agent out: then the episode is a fault and nothing else counts."""
     criteria: tuple[Criterion, ...] = ()
     """Every criterion in order; empty for an episode that is blocked or has no answer."""
+    usage: JudgeUsage | None = None
+    """What the verdict took."""
 
     @property
     def is_success(self) -> bool:

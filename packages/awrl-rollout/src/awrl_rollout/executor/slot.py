@@ -35,6 +35,7 @@ NEVER_RETRIED: frozenset[FaultKind] = frozenset(
     {
         *(kind for kind in FaultKind if kind.is_permanent),
         FaultKind.TIMEOUT,
+        FaultKind.JUDGE_ERROR,
         FaultKind.CANCELLED,
         FaultKind.WORKER_LOST,
     }
