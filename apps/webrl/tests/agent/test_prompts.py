@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import pytest
@@ -27,7 +28,16 @@ from webrl.actions import (
     Wait,
     parse_action,
 )
-from webrl.agent import Agent, Decision, Scene, Turn, check_agent, make_agent, opens_thinking
+from webrl.agent import (
+    Agent,
+    Decision,
+    Scene,
+    Turn,
+    check_agent,
+    direct_chat,
+    make_agent,
+    opens_thinking,
+)
 from webrl.config import AgentSection, HistorySection
 from webrl.errors import ConfigError, PolicyError
 from webrl.policy import PolicyProcessor
@@ -124,6 +134,18 @@ def test_marks_are_listed_and_explained(processor: PolicyProcessor, format: str)
     assert "Elements:\n1 button: Buy" in text
     assert "framed and numbered" in text
     assert "start_coordinate" not in text
+
+
+@pytest.mark.parametrize(
+    ("num_images", "elements", "digest"),
+    [(2, None, "6f09ae07448261f3"), (1, ["1 a"], "676a8834ba11e5da")],
+)
+def test_what_the_agent_direct_says_is_what_policies_were_taught(
+    num_images: int, elements: list[str] | None, digest: str
+) -> None:
+    # A change of a single character here makes every policy that was warmed up on it worse.
+    messages = repr(direct_chat("Go.", ["wait()"], num_images, elements))
+    assert hashlib.sha256(messages.encode()).hexdigest().startswith(digest)
 
 
 def test_how_much_is_told_is_set_by_key(processor: PolicyProcessor) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from webrl.actions import ActionMode, InvalidAction, format_action
-from webrl.agent import read_reasoning
+from webrl.agent import read_direct, read_reasoning, read_tool_call
 
 FORM = "<thought>{}</thought>\n<memory>{}</memory>\n<action>{}</action>"
 CLICK = "left_click(500, 250)"
@@ -265,3 +265,40 @@ _PIECES = st.sampled_from(
 @given(st.lists(_PIECES, max_size=14).map("".join) | st.text())
 def test_the_reader_takes_any_text(reply: str) -> None:
     assert shown(reply)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<",
+        "<_",
+        "<action>",
+        "</thought><memory></memory><action>",
+        "Action:_",
+        "-_",
+        "**",
+        "```",
+        "left_click(",
+        "wait()_",
+        "[",
+        '"',
+        "\\",
+        "{",
+        "1_",
+        "<parameter=x>",
+        "<a>",
+        "“",
+        "<tool_call>{",
+    ],
+)
+def test_no_repetition_makes_a_reader_go_over_a_long_answer_again_and_again(piece: str) -> None:
+    # A reader that does takes minutes here.
+    for start in ("", "<thought>", "<action>left_click(", "<function=a>", '{"action": "'):
+        reply = f"{start}{piece.replace('_', chr(10)) * 8000}"
+        assert read_reasoning(reply).action
+        assert read_tool_call(reply).action
+        assert read_direct(reply).action
+
+
+def test_an_escape_that_python_does_not_know_is_no_warning() -> None:
+    assert shown(r"<action>type('\d')</action>") == 'type("\\\\d")'

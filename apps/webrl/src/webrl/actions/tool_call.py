@@ -222,7 +222,8 @@ def _decoded(body: str) -> object:
     """
     function = _FUNCTION.fullmatch(body)
     if function is not None:
-        found = _PARAMETER.findall(function.group(2))
+        # Without the unclosed rest, which every opening tag would be followed through.
+        found = _PARAMETER.findall(function.group(2).rpartition("</parameter>")[0] + "</parameter>")
         return {"name": function.group(1), "arguments": {k: _parameter(v) for k, v in found}}
     for text in _candidates(body):
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,7 +138,9 @@ def _read_one(call: str, mode: ActionMode) -> Action:
     except RejectedReply as error:
         first = error
     try:
-        node = ast.parse(call.replace("\n", "\\n"), mode="eval").body
+        with warnings.catch_warnings():  # an escape that Python does not know is none of ours
+            warnings.simplefilter("ignore")
+            node = ast.parse(call.replace("\n", "\\n"), mode="eval").body
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             raise first
         values = [_literal(argument) for argument in node.args]

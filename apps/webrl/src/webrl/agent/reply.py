@@ -11,7 +11,7 @@ from webrl.actions import Action, InvalidAction, RejectedReply, invalid_action
 _END_OF_THINKING = "</think>"
 _SAID = re.compile(r"<(?:thought|memory|action|tool_call)>", re.IGNORECASE)
 """What stands in no thinking, so that its end is looked for no further."""
-_TAG_START = re.compile(r"<(?=\s*/?\s*[\w|])")
+_TAG_START = re.compile(r"<(?=\s{0,2}/?\s{0,2}[\w|])")
 _THINKING = re.compile(r"\A\s*<think>", re.IGNORECASE)
 
 

@@ -29,9 +29,9 @@ _NAMES: dict[str, SectionName] = {
     **dict.fromkeys(("动作", "行动", "操作", "動作"), "action"),
 }
 _WORDS = "|".join(sorted(_NAMES, key=len, reverse=True))
-_TAG = re.compile(rf"<\s*(/?)\s*({_WORDS})\s*>", re.IGNORECASE)
+_TAG = re.compile(rf"<\s{{0,2}}(/?)\s{{0,2}}({_WORDS})\s{{0,2}}>", re.IGNORECASE)
 _HEADING = re.compile(
-    rf"^[ \t]*(?:[-*#>]+[ \t]*)?(?:\*\*|__)?[ \t]*({_WORDS})[ \t]*(?:\*\*|__)?[ \t]*[:\uff1a]"
+    rf"^[ \t]{{0,8}}(?:[-*#>]{{1,6}}[ \t]{{0,3}})?(?:\*\*|__)?[ \t]?({_WORDS})[ \t]?(?:\*\*|__)?[ \t]?[:\uff1a]"
     r"[ \t]*(?:\*\*|__)?",
     re.IGNORECASE | re.MULTILINE,
 )
