@@ -70,7 +70,7 @@ def test_a_browser_walks_through_a_site_and_meets_the_wall_of_another(tmp_path: 
         sites = RehearsedSite(num_sites=4, latency_s=0.0, blocked_share=0.25)
         async with sites, BrowserPool(BrowserConfig(num_slots=1)) as pool:
             sites.write_tasks(tmp_path / "tasks.jsonl", 4)
-            tasks = load_webgym_file(tmp_path / "tasks.jsonl")
+            tasks = load_webgym_file(tmp_path / "tasks.jsonl").tasks
             (blocked,) = sites.blocked
             session = await pool.session()
             with pytest.raises(BrowserFault, match="status 403") as caught:
