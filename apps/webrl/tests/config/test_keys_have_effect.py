@@ -136,6 +136,7 @@ ELSEWHERE = frozenset(
         "recover.max_restarts",
         "rollout.max_useless_groups",
         "run_dir",
+        "sites.expiry_s",
         "test_rollout.deadline_s",
         "test_rollout.every_task",
         "test_rollout.interval_s",

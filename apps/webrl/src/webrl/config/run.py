@@ -29,6 +29,7 @@ from webrl.config.web_sections import (
     LONGEST_EPISODE,
     EnvSection,
     JudgeSection,
+    SitesSection,
     StepLimitsSection,
     TaskSection,
 )
@@ -63,6 +64,8 @@ class WebRLConfig(Section):
     """What the policy is told, and how its replies are read."""
     env: EnvSection = field(default_factory=EnvSection)
     """Rollout workers and their browsers."""
+    sites: SitesSection = field(default_factory=SitesSection)
+    """Sites that shut the agent out, and those to stay away from."""
     step_limits: StepLimitsSection = field(default_factory=StepLimitsSection)
     """Actions of one episode by a WebGym task's difficulty."""
     judge: JudgeSection = field(default_factory=JudgeSection)

@@ -100,6 +100,17 @@ class TaskSection(Section):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SitesSection(Section):
+    """Sites that shut the agent out, and those to stay away from."""
+
+    expiry_s: Annotated[Positive, "Typical value: 43200."] = 43200.0
+    """Seconds for which the tasks of a site are not drawn that was found closed: blocked, no such name,
+    refused, a bad certificate. What was seen of sites is kept in the run's `sites.json`."""
+    blocklist: tuple[str, ...] = ()
+    """Hosts whose tasks, and those of hosts below them, are left out of training and evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepLimitsSection(Section):
     """Actions of one episode by a WebGym task's difficulty; a task's `max_steps` comes before them."""
 

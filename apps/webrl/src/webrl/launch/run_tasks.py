@@ -24,6 +24,7 @@ class _Changes(msgspec.Struct, frozen=True, kw_only=True):
     reset: str | None
     settle_s: float | None
     step_limits: StepLimitsSection
+    blocklist: tuple[str, ...]
     is_test: bool
 
 
@@ -68,6 +69,7 @@ def _tasks_but(config: WebRLConfig, split: str, *, is_test: bool) -> list[tuple[
         reset=config.env.reset,
         settle_s=config.env.settle_timeout_s,
         step_limits=config.step_limits,
+        blocklist=config.sites.blocklist,
         is_test=is_test,
     )
     taken = [
@@ -87,7 +89,14 @@ def _task_set(entry: TaskSection) -> TaskFile:
 @functools.lru_cache(maxsize=16)
 def _changed(entry: TaskSection, changes: _Changes, found: TaskFile) -> tuple[Task, ...]:
     """Return the tasks that an entry chooses, with what the configuration changes."""
-    return tuple(_change(task, entry, changes) for task in chosen(found.tasks, entry))
+    blocked = {name.strip().lower() for name in changes.blocklist}
+    left = [task for task in found.tasks if blocked.isdisjoint(_site_labels(task))]
+    if not left:
+        raise TaskError(
+            f"sites.blocklist must leave a task of {entry.name!r}, got {sorted(blocked)}. Shorten it, "
+            "or remove the entry."
+        )
+    return tuple(_change(task, entry, changes) for task in chosen(left, entry))
 
 
 def _change(task: Task, entry: TaskSection, changes: _Changes) -> Task:

@@ -174,6 +174,12 @@ class LiveView:
              f"{g('rollout/expired_episodes', 0):.0f}",
              "zero-variance groups", f"{g('rollout/zero_variance_share', 0):.0%}"),
         ]  # fmt: skip
+        if "site/seen" in self._gauges:
+            sites = (
+                f"{g('site/closed', 0):.0f} / {g('site/seen', 0):.0f}",
+                f"{g('site/skipped_groups', 0):.0f}",
+            )
+            rows.append(("sites closed / seen", sites[0], "groups passed over", sites[1]))
         for row in rows:
             table.add_row(Text(row[0], "dim"), row[1], Text(row[2], "dim"), row[3])
         body = Table.grid()

@@ -94,6 +94,11 @@ class RunFolders:
         return self.root / "logs"
 
     @property
+    def sites(self) -> Path:
+        """Return the file of what was seen of each site."""
+        return self.root / "sites.json"
+
+    @property
     def samples(self) -> Path:
         """Return the folder of sampled trajectories."""
         return self.root / "trajectories"

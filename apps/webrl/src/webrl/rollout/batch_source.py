@@ -86,6 +86,8 @@ class GroupFilter:
         most_useless: Groups in a row without a gradient after which there is no hope of a batch;
             None never gives up.
         on_hopeless: Called then, once.
+        on_ended: Told of each record of a synchronous round.
+        site_metrics: Figures of the sites that episodes run on.
     """
 
     def __init__(
@@ -96,7 +98,11 @@ class GroupFilter:
         on_accepted: Callable[[Sequence[EpisodeRecord]], None] = lambda records: None,
         most_useless: int | None = None,
         on_hopeless: Callable[[], None] = lambda: None,
+        on_ended: Callable[[EpisodeRecord], None] = lambda record: None,
+        site_metrics: Callable[[], dict[str, float]] = dict,
     ) -> None:
+        self._on_ended = on_ended
+        self._site_metrics = site_metrics
         self._on_accepted = on_accepted
         self._stream = stream
         self._on_group = on_group
@@ -169,6 +175,7 @@ class GroupFilter:
         """Return the accepted groups of a whole round; the others are dropped."""
         members_by_group: dict[str, list[EpisodeRecord]] = {}
         for record in records:
+            self._on_ended(record)
             members_by_group.setdefault(record.group_id, []).append(record)
         accepted: list[GroupResult] = []
         for group_id, members in members_by_group.items():
@@ -225,6 +232,7 @@ class GroupFilter:
             shares["rollout/zero_variance_share"] = 1.0 - now["useful"] / groups
         return {
             **shares,
+            **self._site_metrics(),
             "rollout/all_failed_groups": float(now["all failed"]),
             "rollout/all_succeeded_groups": float(now["all succeeded"]),
             "rollout/episodes_per_s": episodes / seconds if seconds > 0 else 0.0,

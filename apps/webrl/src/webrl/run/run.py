@@ -43,9 +43,11 @@ from webrl.rollout.batch_source import (
     RayRoundPool,
     SynchronousRollouts,
 )
+from webrl.rollout.site_ledger import OpenSites, SiteLedger
 from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.worker import CallbackTarget, RolloutWorker
 from webrl.run.checkpoints import Recorder
+from webrl.run.ending import describe_end
 from webrl.run.first_policy import ensure_policy
 from webrl.run.kept_groups import KeptGroups
 from webrl.run.server_recovery import ServerRecovery
@@ -166,15 +168,19 @@ class Run:
                 system, weights, self._view, version=version, max_restarts=limit
             )
             num_before = progress.num_finished_episodes
+            sites = SiteLedger(self._folders.sites, expiry_s=config.sites.expiry_s)
+            stack.callback(sites.save, is_last=True)
             group_filter = GroupFilter(
                 recorder.kept,
                 recorder.note_group,
                 on_accepted=(lambda _: None) if config.is_synchronous else recorder.kept.keep,
                 most_useless=config.rollout.max_useless_groups,
                 on_hopeless=self._stop.set,
+                on_ended=sites.note,
+                site_metrics=sites.metrics,
             )
             supervisor, rollouts = await self._start_rollouts(
-                system, stack, recovery, recorder.kept, group_filter, progress
+                system, stack, recovery, recorder.kept, group_filter, sites, progress
             )
             trainer = self._trainer_of(system, rollouts, ranks, recovery, recorder, progress)
             evaluation = await self._start_evaluation(system, stack, recorder)
@@ -347,6 +353,7 @@ class Run:
         recovery: ServerRecovery,
         kept: KeptGroups,
         group_filter: GroupFilter,
+        sites: SiteLedger,
         progress: Progress,
     ) -> tuple[Supervisor, RolloutSource]:
         """Start the rollout workers, and the controller where they are everlasting."""
@@ -355,7 +362,7 @@ class Run:
         if config.is_synchronous:
             rounds = SynchronousRollouts(
                 [RayRoundPool(handle, BATCH_DEADLINE_S) for handle in supervisor.handles],
-                kept,
+                OpenSites(kept, sites),
                 group_filter,
                 group_size=config.gconfig.n_samples,
                 breaker=component_configs.fault_breaker(config),
@@ -365,7 +372,8 @@ class Run:
         controller = RolloutController(
             supervisor.workers.values(),
             StalenessManager(component_configs.staleness_config(config), version=progress.version),
-            source=kept.next_group,
+            source=OpenSites(kept, sites).next_group,
+            on_ended=sites.note,
             config=component_configs.controller_config(config),
             accept_group=group_filter.accept,
             on_discarded=group_filter.discarded,
@@ -543,7 +551,7 @@ def _run_logged(
             console.print(f"interrupted; {_what_is_left(config, folders)}")
             return signals.exit_code
     assert progress is not None
-    _describe_end(progress, folders, console)
+    describe_end(progress, folders, console)
     return 0
 
 
@@ -581,17 +589,3 @@ def _run_to_its_end(
             first_line = str(error).partition("\n")[0]
             view.note(f"{first_line}; restart {num_restarts} of {limit} from the newest checkpoint")
             resume = latest_complete_checkpoint(folders.state) is not None
-
-
-def _describe_end(progress: Progress, folders: RunFolders, console: Console) -> None:
-    """Print where the results are."""
-    console.print(
-        f"{progress.num_steps} updates in {progress.train_s:.0f} s; trained on "
-        f"{progress.num_trained_episodes} of {progress.num_finished_episodes} episodes "
-        f"({progress.trained_share:.0%}); weight version {progress.version}"
-    )
-    console.print(f"  metrics       {folders.root / 'metrics.jsonl'}")
-    console.print(f"  evaluations   {folders.evaluations}")
-    console.print(f"  trajectories  {folders.samples}")
-    if (newest := latest_complete_checkpoint(folders.policies)) is not None:
-        console.print(f"  policy        {newest}")
