@@ -97,7 +97,7 @@ def test_the_process_says_where_it_listens_and_ends_with_its_starter(tmp_path: P
     assert process.stdin is not None
     assert process.stdout is not None
     places = json.loads(process.stdout.readline())
-    tasks = load_webgym_file(config.tasks)
+    tasks = load_webgym_file(config.tasks).tasks
     assert [task.url.removeprefix(places["site"]) for task in tasks[:3]] == [
         "/site/0/0",
         "/site/1/0",
