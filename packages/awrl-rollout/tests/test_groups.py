@@ -62,6 +62,20 @@ def test_a_refill_keeps_its_place_and_goes_first_in_line() -> None:
     assert tracker.ended(again, record("g/0~2", Outcome.FAULT)) is None
 
 
+def test_a_member_whose_judge_gave_no_verdict_is_left_out_and_not_run_again() -> None:
+    tracker = GroupTracker(2)
+    tracker.open(make_group("g", 2))
+    first, second = make_group("g", 2)
+    fault = Fault(kind=FaultKind.JUDGE_ERROR, boundary="judge", error_type="", message="")
+    lost = EpisodeRecord(
+        episode_id="g/0", group_id="g", outcome=Outcome.FAULT, fault=fault, oldest_version=0
+    )
+    assert tracker.ended(first, lost) is None
+    complete = tracker.ended(second, record("g/1", Outcome.SUCCESS))
+    assert isinstance(complete, CompleteGroup)
+    assert [item.episode_id for item in complete.records] == ["g/1"]
+
+
 def test_filtered_members_are_not_refilled() -> None:
     tracker = GroupTracker(2)
     tracker.open(make_group("g", 3))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from webrl.config import JudgeSection, config_warnings, load_config, to_toml
 from webrl.errors import ConfigError
-from webrl.launch.component_configs import server_spec, worker_spec
+from webrl.launch.component_configs import controller_config, server_spec, worker_spec
+from webrl.rollout.worker import WorkerSpec
 
 JUDGED = (
     "tasks=[{name='webgym:x.jsonl'}]",
@@ -15,18 +16,39 @@ JUDGED = (
 )
 
 
-def _judge(*overrides: str) -> JudgeSection | None:
-    """Return the judge that a rollout worker is given."""
+def _spec(*overrides: str, is_synchronous: bool = False) -> WorkerSpec:
+    """Return what a rollout worker with one slot is built from."""
     config = load_config("laptop", overrides).config
-    spec = worker_spec(
+    return worker_spec(
         config,
         server_spec(config, "policy"),
         (),
         num_slots=1,
         temperature=1.0,
-        is_synchronous=False,
+        is_synchronous=is_synchronous,
     )
-    return spec.judge
+
+
+def _judge(*overrides: str) -> JudgeSection | None:
+    """Return the judge that a rollout worker is given."""
+    return _spec(*overrides).judge
+
+
+def test_a_worker_takes_more_episodes_than_slots_where_some_wait_for_a_verdict() -> None:
+    assert _spec(*JUDGED, "judge.max_waiting=7").num_episodes == 1 + 7
+    assert _spec(*JUDGED, "judge.max_waiting=7", is_synchronous=True).num_episodes == 1
+    assert _spec().num_episodes == 1
+
+
+def test_the_controller_leaves_an_episode_the_time_of_an_outage() -> None:
+    limits = [
+        controller_config(load_config("laptop", words).config).episode_deadline_s
+        for words in (JUDGED, [*JUDGED, "judge.max_outage_s=100"], [])
+    ]
+    assert limits[0] is not None
+    assert limits[1] is not None
+    assert limits[2] is not None
+    assert (limits[0] - limits[2], limits[1] - limits[2]) == (1800.0, 100.0)
 
 
 def test_a_worker_gets_the_section_and_none_without_an_address() -> None:

@@ -17,11 +17,13 @@ from awrl_rollout import (
     EpisodeContext,
     EpisodeFaultError,
     EpisodeRequest,
+    EpisodeResult,
     FaultKind,
     GenerateRequest,
     GenerateResult,
     RetryPolicy,
     VirtualClock,
+    WorkflowExecutor,
 )
 from PIL import Image
 from webrl.browser import BrowserConfig, BrowserPool
@@ -205,3 +207,57 @@ def test_no_verdict_and_a_blocked_site_are_faults_and_no_rewards(
         _episode(processor, file, lambda text, images: reply)
     assert caught.value.kind is kind
     assert caught.value.boundary == "judge"
+
+
+def test_a_judge_that_is_down_stops_no_browser(processor: PolicyProcessor, file: Path) -> None:
+    async def main() -> None:
+        is_up, played = asyncio.Event(), asyncio.Event()
+
+        def reply(text: str, images: list[bytes]) -> str | int:
+            return _looks(text, images) if is_up.is_set() else 503
+
+        runner = web.AppRunner(_app(reply))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        config = JudgeSection(url=url, model="m", max_retries=0)
+        at_once = RetryPolicy(base_delay_s=0.01)
+        client = ChatClient(config, retry=at_once)
+        policy = Says(processor, _STEPS * 3)
+        (task,) = load_webgym_file(file).tasks
+        async with (
+            aclosing(Judge(config, client=client, probe=at_once)) as judge,
+            TaskServer(routes={"/": _site}) as site,
+            BrowserPool(BrowserConfig(num_slots=1), server=site) as pool,
+        ):
+            workflow = WebTaskWorkflow(
+                pool=pool,
+                generator=policy,
+                pixels=None,
+                processor=processor,
+                config=WorkflowConfig(),
+                judge=judge,
+            )
+
+            async def run(request: EpisodeRequest, context: EpisodeContext) -> EpisodeResult | None:
+                if request.episode_id == "last":
+                    played.set()
+                return await workflow(request, context)
+
+            payload = EpisodeTask(definition=task, seed=0)
+            ids = ["first", "second", "last"]
+            async with WorkflowExecutor(run, num_slots=1, max_detached=2) as executor:
+                executor.submit(
+                    EpisodeRequest(episode_id=name, group_id=name, payload=payload) for name in ids
+                )
+                await played.wait()
+                seen = executor.statistics()
+                assert (seen.num_detached, seen.num_ended) == (2, 0)
+                is_up.set()
+                records = await executor.wait(ids, timeout_s=60)
+            await workflow.aclose()
+        await runner.cleanup()
+        assert [record.reward for record in records] == [1.0, 1.0, 1.0]
+        assert len(policy.requests) == 2 * len(ids)  # nothing was run again
+
+    asyncio.run(main())

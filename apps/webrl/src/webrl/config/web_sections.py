@@ -309,6 +309,9 @@ class JudgeSection(Section):
     max_outage_s: Annotated[NonNegative, "Typical value: 1800."] = 1800.0
     """How long episodes wait for a server that is down or overloaded, in seconds; past it they are
     faults; 0 waits for nothing beyond the retries."""
+    max_waiting: Annotated[Natural, "Typical value: 64."] = 64
+    """Episodes of one rollout worker that may wait for their verdict without a browser, which the next
+    ones use meanwhile; further ones keep theirs. `rollout.max_head_offpolicyness` bounds all of them."""
     request_timeout_s: Annotated[Positive, "Typical value: 60."] = 60.0
     """Limit for one request, in seconds."""
     max_retries: Annotated[Natural, "Use 0 for none."] = 3

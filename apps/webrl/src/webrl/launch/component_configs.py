@@ -133,11 +133,17 @@ def controller_config(config: WebRLConfig) -> ControllerConfig:
     return ControllerConfig(
         on_overrun=config.rollout.on_overrun,
         max_fault_share=config.rollout.max_fault_share,
-        episode_deadline_s=2.0 * config.env.episode_timeout_s * config.rollout.max_attempts,
+        # Beyond all runs of its slot an episode waits for a judge that is down.
+        episode_deadline_s=2.0 * config.env.episode_timeout_s * config.rollout.max_attempts
+        + (config.judge.max_outage_s if _is_judged(config) else 0.0),
         max_refills=config.rollout.max_attempts,
         outage_patience_s=config.rollout.outage_patience_s,
         min_members=2,
     )
+
+
+def _is_judged(config: WebRLConfig) -> bool:
+    return config.judge.url is not None and any(task.is_judged for task in config.tasks)
 
 
 def fault_breaker(config: WebRLConfig) -> FaultBreaker:
@@ -196,7 +202,7 @@ def worker_spec(
             page_latency_s=env.page_latency_s,
             page_latency_cv=env.page_latency_cv,
         ),
-        judge=None if config.judge.url is None else config.judge,
+        judge=config.judge if _is_judged(config) else None,
         episode_timeout_s=env.episode_timeout_s,
         max_attempts=config.rollout.max_attempts,
         is_synchronous=is_synchronous,

@@ -93,6 +93,13 @@ class WorkerSpec:
     network: NetworkConfig = LOCAL
     """How to talk to the inference servers."""
 
+    @property
+    def num_episodes(self) -> int:
+        """Return the episodes that the worker may have at once: in slots, and waiting for a verdict."""
+        if self.judge is None or self.is_synchronous:
+            return self.browser.num_slots
+        return self.browser.num_slots + self.judge.max_waiting
+
 
 class EpochClock:
     """Seconds since the epoch that never run backwards: what all logs of a run are written in."""
@@ -193,6 +200,7 @@ class RolloutWorker:
             on_finished=notifier,
             retry=retry,
             clock=EpochClock(),
+            max_detached=0 if spec.judge is None else spec.judge.max_waiting,
         )
         if not spec.is_synchronous:
             async with UnwrappedTaskGroup() as group:

@@ -9,6 +9,8 @@ Invariants:
     * a prompt never outgrows the context, however long the episode;
     * `webrl.endings` says whose doing an ending is: the policy's is a result, what breaks beneath it
       leaves the episode as a typed fault and never becomes a reward;
+    * an episode that waits for its verdict gives its browser to the next one, as far as the worker
+      lets episodes wait without one;
     * an episode of a task with a rubric is worth what the judge says, who sees the screenshots that
       the policy saw: without a verdict it is a fault, and so is one whose site shut the agent out.
 """
@@ -227,6 +229,7 @@ class WebTaskWorkflow:
         reward, raw_reward, verdict = outcome.reward or 0.0, outcome.raw_reward or 0.0, None
         if task.rubric is not None:
             context.enter("judge", site=task.site or task.full_name)
+            context.release_slot()  # nothing below touches the session
             verdict = await judge_episode(
                 self._judge,
                 task,

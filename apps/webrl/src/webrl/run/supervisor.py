@@ -156,7 +156,7 @@ class Supervisor:
             handle.actor.serve.remote()
             name = _name(handle.rank)
             self.workers[name] = RayWorker(
-                handle, name, self._plan.spec.browser.num_slots, self._assignment
+                handle, name, self._plan.spec.num_episodes, self._assignment
             )
             self.handles = [known for known in self.handles if known.rank != handle.rank]
             self.handles.append(handle)

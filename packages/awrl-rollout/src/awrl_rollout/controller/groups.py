@@ -157,7 +157,9 @@ class GroupTracker:
             is_hopeless = kind.is_permanent or group.num_site_faults > self._max_refills
             if is_hopeless and not group.records:
                 return self._give_up(request.group_id, group, kind)
-            if not kind.is_permanent and request.attempt < self._max_refills:
+            # An episode whose judge gave no verdict in all its time is left out, not run again.
+            is_repeated = not kind.is_permanent and kind is not FaultKind.JUDGE_ERROR
+            if is_repeated and request.attempt < self._max_refills:
                 delay_s = (
                     0.0 if kind in AT_ONCE else self._delay_s * 2.0 ** min(request.attempt, 60)
                 )

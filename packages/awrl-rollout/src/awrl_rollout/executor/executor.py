@@ -4,6 +4,8 @@ Invariants:
 * every accepted request gets exactly one record, whatever its workflow does;
 * at most `num_slots` episodes run; a slot that ends one starts the next at once, with no barrier
   between episodes, batches or weight versions;
+* an episode that gives up its slot (`EpisodeContext.release_slot`) goes on beside the next one, at most
+  `max_detached` of them at once;
 * one failed episode harms no sibling;
 * records leave in the order in which the episodes ended; one that was handed out against
   acknowledgements stays until it is acknowledged.
@@ -58,6 +60,9 @@ class ExecutorStatistics(SlotTime, frozen=True, kw_only=True):
     num_waiting: int
     """Requests accepted, not started."""
     num_running: int
+    """Episodes in slots."""
+    num_detached: int = 0
+    """Episodes that gave up their slot and have not ended."""
     num_untaken: int
     """Records that nobody took yet."""
     num_ended: int
@@ -135,6 +140,7 @@ class WorkflowExecutor:
         deadline_s: Limit for one run of the workflow; None for none.
         on_finished: Awaited with the records that just ended; errors are logged, never raised.
         retry: How often a faulted episode runs again in its slot.
+        max_detached: Episodes that may go on without a slot at one moment.
 
     Raises:
         ValueError: `num_slots` is below 1.
@@ -151,12 +157,15 @@ class WorkflowExecutor:
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         clock: Clock | None = None,
         rng: random.Random | None = None,
+        max_detached: int = 0,
     ) -> None:
         self.name = name
         self.num_slots = num_slots
         self._clock = clock or RealClock()
         self._notifier = None if on_finished is None else Notifier(on_finished)
-        plan = SlotPlan(
+        self._max_detached = max_detached
+        self._num_detached = 0
+        self._plan = plan = SlotPlan(
             workflow=workflow,
             num_slots=num_slots,
             worker=name,
@@ -165,7 +174,9 @@ class WorkflowExecutor:
             clock=self._clock,
             rng=rng or random.Random(0),
         )
-        self._slots = [SlotRunner(plan, index) for index in range(num_slots)]
+        self._slots = [
+            SlotRunner(plan, index, on_release=self._detach) for index in range(num_slots)
+        ]
         self._queue: asyncio.Queue[EpisodeRequest] = asyncio.Queue()
         self._held: deque[EpisodeRequest] = deque()
         self._waiting: dict[str, EpisodeRequest] = {}
@@ -347,13 +358,15 @@ class WorkflowExecutor:
     def statistics(self) -> ExecutorStatistics:
         """Return a frozen picture of slots and counts."""
         now_s = self._clock.time() if self._serving_since_s is not None else 0.0
-        running_s = sum(now_s - slot.started_s for slot in self._running.values())
+        in_slots = [slot for slot in self._running.values() if not slot.is_released]
+        running_s = sum(now_s - slot.started_s for slot in in_slots)
         alive_s = 0.0 if self._serving_since_s is None else now_s - self._serving_since_s
         return ExecutorStatistics(
             name=self.name,
             num_slots=self.num_slots,
             num_waiting=len(self._waiting),
-            num_running=len(self._running),
+            num_running=len(in_slots),
+            num_detached=len(self._running) - len(in_slots),
             num_untaken=len(self._results),
             num_ended=self._num_ended,
             num_faults=self._num_faults,
@@ -366,7 +379,7 @@ class WorkflowExecutor:
     # -- loops
 
     async def _slot_loop(self, slot: SlotRunner) -> None:
-        while not self._is_closing:
+        while not (self._is_closing or slot.is_released):
             request = await self._queue.get()
             if self._waiting.get(request.episode_id) is not request:
                 continue  # cancelled meanwhile; its id may be in line again
@@ -377,7 +390,19 @@ class WorkflowExecutor:
             except asyncio.CancelledError:
                 self._record(self._aborted(request, _CLOSED))
                 raise
+            finally:
+                self._num_detached -= slot.is_released
             self._record(record)
+
+    def _detach(self, slot: SlotRunner) -> bool:
+        """Have another runner take the slot; the episode in this one goes on."""
+        if self._is_closing or self._num_detached >= self._max_detached:
+            return False
+        self._num_detached += 1
+        successor = SlotRunner(self._plan, slot.index, busy_s=slot.busy_s, on_release=self._detach)
+        self._slots[slot.index] = successor
+        self._scope.start(self._slot_loop(successor))
+        return True
 
     def _aborted(self, request: EpisodeRequest, message: str) -> EpisodeRecord:
         return record_of(request, cancelled(message), worker=self.name)

@@ -53,7 +53,16 @@ class EpisodeContext:
         clock: Source of time.
     """
 
-    def __init__(self, *, slot: int, worker: str, attempt: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        slot: int,
+        worker: str,
+        attempt: int,
+        clock: Clock,
+        release: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._release = release
         self.slot = slot
         self.worker = worker
         self.attempt = attempt
@@ -67,6 +76,18 @@ class EpisodeContext:
         self.stage = stage
         self.site = site
         self.stage_since_s = self.clock.time()
+
+    def release_slot(self) -> bool:
+        """Give the slot to the next episode while this one goes on, waiting for a verdict for example.
+
+        Call it once the episode needs nothing that belongs to the slot any more. From then on its run
+        has no deadline: what follows has limits of its own.
+
+        Returns:
+            Whether the slot was given up, and a fault is not run again. False where no further
+            episode may go on without a slot; then it keeps the slot.
+        """
+        return self._release()
 
 
 Workflow = Callable[[EpisodeRequest, EpisodeContext], Awaitable[EpisodeResult | None]]
@@ -138,9 +159,26 @@ class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
 class SlotRunner:
     """Runs requests one after another."""
 
-    def __init__(self, plan: SlotPlan, index: int) -> None:
+    def __init__(
+        self,
+        plan: SlotPlan,
+        index: int,
+        *,
+        busy_s: float = 0.0,
+        on_release: Callable[[SlotRunner], bool] | None = None,
+    ) -> None:
+        """Start idle.
+
+        Args:
+            busy_s: What the slot worked before.
+            on_release: Has another runner take the slot while the episode goes on; returns whether
+                it does.
+        """
         self.index = index
-        self.busy_s = 0.0
+        self.busy_s = busy_s
+        self.is_released = False
+        self._on_release = on_release
+        self._limit: asyncio.Timeout | None = None
         self.request: EpisodeRequest | None = None
         self.started_s = 0.0
         self._plan = plan
@@ -178,7 +216,8 @@ class SlotRunner:
             answer = cancelled("was cancelled")
         finally:
             ended_s = self._clock.time()
-            self.busy_s += ended_s - self.started_s
+            if not self.is_released:
+                self.busy_s += ended_s - self.started_s
             self.request = self._context = self._cancel_scope = None
         if isinstance(answer, Fault):
             answer = msgspec.structs.replace(answer, num_attempts=self._num_attempts)
@@ -198,6 +237,8 @@ class SlotRunner:
                 answer = await self._run_once(request)
             finally:
                 self._num_attempts += 1
+            if self.is_released:
+                return answer
             if isinstance(answer, Fault) and answer.kind not in NEVER_RETRIED:
                 raise _RepeatableFaultError(answer)
             return answer
@@ -212,6 +253,20 @@ class SlotRunner:
         except _RepeatableFaultError as error:
             return error.fault
 
+    def _release(self) -> bool:
+        """Let another runner have the slot, where one may."""
+        if self._limit is None or self._limit.expired():
+            return False
+        self._limit.reschedule(None)
+        if self.is_released or self._on_release is None:
+            return self.is_released
+        worked_s = self._clock.time() - self.started_s
+        self.busy_s += worked_s
+        self.is_released = self._on_release(self)
+        if not self.is_released:
+            self.busy_s -= worked_s
+        return self.is_released
+
     async def _wait_to_retry(self, delay_s: float) -> None:
         if self._context is not None:
             self._context.enter("retry wait")
@@ -219,10 +274,14 @@ class SlotRunner:
 
     async def _run_once(self, request: EpisodeRequest) -> EpisodeResult | Fault | None:
         context = EpisodeContext(
-            slot=self.index, worker=self._plan.worker, attempt=self._num_attempts, clock=self._clock
+            slot=self.index,
+            worker=self._plan.worker,
+            attempt=self._num_attempts,
+            clock=self._clock,
+            release=self._release,
         )
         self._context = context
-        limit = deadline(self._plan.deadline_s)
+        limit = self._limit = deadline(self._plan.deadline_s)
         try:
             async with limit:
                 answer = cast("object", await self._plan.workflow(request, context))
