@@ -162,10 +162,6 @@ class RolloutWorker:
         if spec.judge is not None:
             judge = await self._stack.enter_async_context(aclosing(Judge(spec.judge)))
         pool = await self._stack.enter_async_context(BrowserPool(spec.browser))
-        notifier = None
-        if (target := self._callback) is not None:
-            notifier = CallbackNotifier(target.url, token=target.token, worker=self._name)
-            self._stack.push_async_callback(notifier.aclose)
         self._router = StickyRouter(server_urls, connect=spec.network.client)
         self._stack.push_async_callback(self._router.aclose)
         limit_s = spec.episode_timeout_s
@@ -197,7 +193,7 @@ class RolloutWorker:
             num_slots=spec.browser.num_slots,
             name=self._name,
             deadline_s=limit_s,
-            on_finished=notifier,
+            on_finished=self._notifier(),
             retry=retry,
             clock=EpochClock(),
             max_detached=0 if spec.judge is None else spec.judge.max_waiting,
@@ -207,6 +203,15 @@ class RolloutWorker:
                 for slot in range(spec.browser.num_slots):
                     group.create_task(workflow.open_session(slot))
         return os.getpid()
+
+    def _notifier(self) -> CallbackNotifier | None:
+        """Return what tells the controller that episodes ended, where there is one."""
+        if self._callback is None:
+            return None
+        target = self._callback
+        notifier = CallbackNotifier(target.url, token=target.token, worker=self._name)
+        self._stack.push_async_callback(notifier.aclose)
+        return notifier
 
     async def serve(self) -> None:
         """Run the slots until `stop`; awaited by the controller as the sign of life."""
