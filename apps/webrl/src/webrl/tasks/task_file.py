@@ -126,7 +126,7 @@ def _refuse_bad(path: str | Path, found: TaskFile, max_bad_share: float) -> None
     num_bad = len(found.bad_rows)
     if num_bad > max_bad_share * found.num_rows:
         first = found.bad_rows[0]
-        text = f"{path}, line {first.line}: {first.problem}"
+        text = f"{path}, line {first.line}: {first.problem.rstrip('.')}."
         if num_bad > 1 or max_bad_share:
             text += (
                 f" Of {found.num_rows} lines {num_bad} are no task; tasks.max_bad_share = "
