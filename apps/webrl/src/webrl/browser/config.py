@@ -66,6 +66,10 @@ class BrowserConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Proxy through which the guard reaches sites; none when `None`."""
     headless: Headless | None = None
     """Kind of browser that is looked for; any, shells first, when `None`."""
+    user_agent: str | None = None
+    """What pages are told of the browser; Chromium's own when `None`."""
+    locale: str = "en-US"
+    """Language that pages are asked for."""
     screenshot_format: ScreenshotFormat = "png"
     """`png` (lossless, cheapest for small flat pages) or `jpeg` (3x smaller on rich pages)."""
     is_marked: bool = False

@@ -106,6 +106,11 @@ class SitesSection(Section):
     expiry_s: Annotated[Positive, "Typical value: 43200."] = 43200.0
     """Seconds for which the tasks of a site are not drawn that was found closed: blocked, no such name,
     refused, a bad certificate. What was seen of sites is kept in the run's `sites.json`."""
+    max_at_once: Annotated[Count, "Leave it out for any number."] | None = None
+    """Episodes on one site that one rollout worker runs at one moment; the others wait in their slots. With
+    `env.num_workers` workers a site sees that many times as many."""
+    interval_s: NonNegative = 0.0
+    """Least time between two openings of one site by one rollout worker, in seconds."""
     blocklist: tuple[str, ...] = ()
     """Hosts whose tasks, and those of hosts below them, are left out of training and evaluation."""
 
@@ -147,6 +152,10 @@ class EnvSection(Section):
     as every other process, one at most."""
     node_label: str | None = None
     """Ray label, written `name=value`, of the only machines that run browsers; any when unset."""
+    user_agent: Annotated[Text, "Leave it out for Chromium's own."] | None = None
+    """What sites are told of the browser; Chromium's own, which says that it is headless, when unset."""
+    locale: Annotated[Text, "Typical value: en-US."] = "en-US"
+    """Language that sites are asked for."""
     browsers: tuple[str, ...] = ()
     """Addresses of browsers that run elsewhere, such as `ws://...` or `http://127.0.0.1:9222`, used in
     place of one for each worker: a pool over which its slots are spread. A token is written as the

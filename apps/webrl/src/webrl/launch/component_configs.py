@@ -201,6 +201,8 @@ def worker_spec(
             time_limit_s=env.episode_timeout_s / 2,
             page_latency_s=env.page_latency_s,
             page_latency_cv=env.page_latency_cv,
+            most_on_a_site=config.sites.max_at_once,
+            site_interval_s=config.sites.interval_s,
         ),
         judge=config.judge if _is_judged(config) else None,
         episode_timeout_s=env.episode_timeout_s,
@@ -217,6 +219,8 @@ def _browser_config(config: WebRLConfig, num_slots: int) -> BrowserConfig:
         headless=env.headless,
         remotes=env.browsers,
         is_guarded=env.browser_network == "guarded",
+        user_agent=env.user_agent,
+        locale=env.locale,
         upstream=None
         if env.proxy is None
         else UpstreamConfig(

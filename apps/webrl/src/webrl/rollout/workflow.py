@@ -46,6 +46,7 @@ from webrl.judge import Evidence, Judge, Verdict
 from webrl.policy import PolicyProcessor, image_within, size_within
 from webrl.rollout.broken_pages import BrokenPages
 from webrl.rollout.latency import page_latency_s
+from webrl.rollout.site_turns import SiteTurns
 from webrl.rollout.trajectory import EpisodeTask, ImageRef, Step, Trajectory
 from webrl.tasks import Rubric, Task
 
@@ -80,6 +81,10 @@ class WorkflowConfig:
     """Mean of an artificial wait before each action, in seconds."""
     page_latency_cv: float = 1.0
     """Coefficient of variation of that wait."""
+    most_on_a_site: int | None = None
+    """Episodes of this worker on one site at one moment; any number when None."""
+    site_interval_s: float = 0.0
+    """Least time between two openings of one site by this worker, in seconds."""
 
 
 class TokenGenerator(Protocol):
@@ -149,6 +154,9 @@ class WebTaskWorkflow:
             room = config.context_length - _SPARE_TOKENS - config.max_new_tokens
         self._agent = make_agent(config.agent, processor, mode=config.action_mode, max_tokens=room)
         self._sessions: dict[int, BrowserSession] = {}
+        self._turns = SiteTurns(
+            most_at_once=config.most_on_a_site, interval_s=config.site_interval_s
+        )
 
     async def open_session(self, slot: int) -> None:
         """Open the session of a slot, on a page of the task server where a task lives there.
@@ -211,21 +219,22 @@ class WebTaskWorkflow:
         self, episode_id: str, payload: EpisodeTask, context: EpisodeContext
     ) -> Trajectory:
         task = payload.definition
-        context.enter("reset", site=task.site or task.full_name)
-        started_s = context.clock.time()
-        session = await self._session(context.slot)
-        observation = await session.reset(task, payload.seed)
-        reset_s = context.clock.time() - started_s
-        episode = _Episode(
-            episode_id=episode_id,
-            payload=payload,
-            task=task,
-            context=context,
-            session=session,
-            goal=observation.goal,
-            start_events=[str(event) for event in observation.events],
-        )
-        outcome, ending = await self._play(episode, observation)
+        async with self._turns.turn(task.site):
+            context.enter("reset", site=task.site or task.full_name)
+            started_s = context.clock.time()
+            session = await self._session(context.slot)
+            observation = await session.reset(task, payload.seed)
+            reset_s = context.clock.time() - started_s
+            episode = _Episode(
+                episode_id=episode_id,
+                payload=payload,
+                task=task,
+                context=context,
+                session=session,
+                goal=observation.goal,
+                start_events=[str(event) for event in observation.events],
+            )
+            outcome, ending = await self._play(episode, observation)
         reward, raw_reward, verdict = outcome.reward or 0.0, outcome.raw_reward or 0.0, None
         if task.rubric is not None:
             context.enter("judge", site=task.site or task.full_name)
