@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from awrl_rollout import VirtualClock
@@ -57,17 +58,17 @@ def test_a_cancelled_visit_gives_its_place_back_wherever_it_is(moment: float) ->
     visits = Visits(SiteTurns(most_at_once=1, interval_s=4.0))
 
     async def main() -> list[float]:
-        tasks = [asyncio.create_task(visits.visit("a.example", 10.0)) for _ in range(3)]
-        await asyncio.sleep(moment)
-        for task in tasks[:2]:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(visits.visit("a.example", 10.0)) for _ in range(3)]
+            await asyncio.sleep(moment)
+            for task in tasks[:2]:
+                task.cancel()
         async with asyncio.timeout(60):
             await visits.visit("a.example", 1.0)
         return [at_s for _, at_s in visits.opened]
 
     times = VirtualClock().run(main())
-    assert all(later - earlier >= 4.0 for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later - earlier >= 4.0 for earlier, later in itertools.pairwise(times))
     assert times[-1] < moment + 30.0
 
 
