@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 from awrl_rollout import (
     EpisodeRecord,
@@ -17,6 +18,7 @@ from awrl_rollout import (
     StarvedError,
 )
 from webrl.errors import RunFailedError
+from webrl.judge import JudgeUsage, Verdict
 from webrl.rollout.batch_source import GroupFilter, SynchronousRollouts
 from webrl.rollout.task_stream import TaskStream
 from webrl.rollout.trajectory import Step, Trajectory
@@ -179,6 +181,27 @@ def test_replies_are_counted_by_what_is_wrong_with_them() -> None:
     assert figures["rollout/invalid_share"] == 0.5
     assert figures["rollout/ill_formed_share"] == 0.75
     assert figures["rollout/truncated_share"] == 0.25
+
+
+def test_what_verdicts_took_is_added_up_between_two_lines_of_metrics() -> None:
+    usage = JudgeUsage(num_requests=3, tokens_in=100, tokens_out=10, cost=0.5, wait_s=4.0)
+    records = [
+        msgspec.structs.replace(
+            record,
+            payload=msgspec.structs.replace(
+                record.payload, verdict=Verdict(is_blocked=False, usage=usage)
+            ),
+        )
+        for record in group(0, 1)
+        if isinstance(record.payload, Trajectory)
+    ]
+    filtered = GroupFilter(Stream())
+    filtered.accept(records)
+    figures = filtered.metrics(1.0)
+    assert (figures["judge/verdicts"], figures["judge/requests"]) == (2, 6)
+    assert (figures["judge/tokens_in"], figures["judge/tokens_out"]) == (200, 20)
+    assert (figures["judge/cost"], figures["judge/wait_s"]) == (1.0, 4.0)
+    assert not [name for name in filtered.metrics(1.0) if name.startswith("judge/")]
 
 
 def test_tasks_that_nobody_solves_are_named_after_so_many_groups_in_a_row() -> None:

@@ -28,7 +28,7 @@ from awrl_rollout import (
 from PIL import Image
 from webrl.browser import BrowserConfig, BrowserPool
 from webrl.config import JudgeSection
-from webrl.judge import ChatClient, Judge
+from webrl.judge import ChatClient, Judge, JudgedFolder, read_judged
 from webrl.policy import InitPolicyConfig, PolicyProcessor, WarmupConfig, init_policy
 from webrl.rollout.trajectory import EpisodeTask, Trajectory, decode_trajectory, encode_trajectory
 from webrl.rollout.workflow import WebTaskWorkflow, WorkflowConfig
@@ -141,6 +141,7 @@ def _episode(
                 processor=processor,
                 config=WorkflowConfig(),
                 judge=judge,
+                judged=JudgedFolder(file.parent / "judged", 1 << 26),
             )
             payload = EpisodeTask(definition=task, seed=0)
             request = EpisodeRequest(episode_id="7/0", group_id="7", payload=payload)
@@ -175,6 +176,10 @@ def test_an_answer_is_judged_by_what_the_screenshots_show(
     names = [(c.name, c.is_met) for c in found.verdict.criteria]
     assert names == [("supported", True), ("fact 1", True), ("reference", True)]
     assert decode_trajectory(encode_trajectory(found)) == found
+    (kept,) = read_judged(file.parent)
+    assert (kept.episode_id, kept.verdict) == ("7/0", found.verdict)
+    assert (kept.evidence.answer, kept.models["fact"]) == ("19 dollars", "m")
+    assert len(kept.evidence.screenshots) == len(found.steps)
 
 
 def test_the_same_answer_from_the_wrong_page_earns_nothing(
@@ -207,6 +212,8 @@ def test_no_verdict_and_a_blocked_site_are_faults_and_no_rewards(
         _episode(processor, file, lambda text, images: reply)
     assert caught.value.kind is kind
     assert caught.value.boundary == "judge"
+    (kept,) = read_judged(file.parent)
+    assert (kept.verdict is not None) == (kind is FaultKind.SITE_BLOCKED)
 
 
 def test_a_judge_that_is_down_stops_no_browser(processor: PolicyProcessor, file: Path) -> None:

@@ -17,6 +17,7 @@ from webrl.cli import (
     configs,
     doctor,
     evaluate,
+    judge,
     policy,
     rehearse,
     simulate,
@@ -39,7 +40,7 @@ in it, and start each worker through `uv run`; on this machine the workers share
 RAY_AUTH_MODE = "RAY_AUTH_MODE"
 """Read when Ray is imported too: a local cluster answers only who knows its token."""
 
-_COMMANDS = (train, evaluate, compare, simulate, rehearse, tasks, configs, policy, doctor)
+_COMMANDS = (train, evaluate, judge, compare, simulate, rehearse, tasks, configs, policy, doctor)
 
 
 def build_parser() -> CommandParser:

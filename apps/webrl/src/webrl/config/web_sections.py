@@ -340,6 +340,14 @@ class JudgeSection(Section):
     """Price of a million tokens that are sent, in any currency; the metric `judge/cost` adds up."""
     output_price: Annotated[NonNegative, "Use 0 where nothing is paid."] = 0.0
     """Price of a million tokens that are answered, reasoning included, in the same currency."""
+    kept_bytes: Annotated[Natural, "Use 0 to keep nothing."] = 1 << 30
+    """What one rollout worker keeps of judged episodes, in bytes: evidence and verdict of the newest, in
+    the run's `judged/`, for `webrl judge`."""
+
+    def models(self) -> dict[str, str]:
+        """Return which model is asked, by kind of question."""
+        kinds = ("blocked", "relevant", "supported", "fact", "reference")
+        return {kind: self.model_for(kind) or "" for kind in kinds}
 
     def model_for(self, kind: str) -> str | None:
         """Return the model that answers questions of a kind, such as `blocked` or `fact`."""

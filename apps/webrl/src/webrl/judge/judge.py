@@ -72,6 +72,11 @@ class Judge:
         self._gate = asyncio.Lock()
         self._down_since_s: float | None = None
 
+    @property
+    def models(self) -> dict[str, str]:
+        """Which model is asked, by kind of question."""
+        return self._config.models()
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()

@@ -38,6 +38,7 @@ from awrl_rollout import (
 
 from webrl.cluster.scheduler import WorkerHandle, call_worker
 from webrl.errors import EngineCallError, RunFailedError
+from webrl.judge import JudgeUsage
 from webrl.rollout.trajectory import Trajectory
 from webrl.rollout.worker import RolloutWorker
 
@@ -113,6 +114,7 @@ class GroupFilter:
         self._num_useless = 0
         self._counts: Counter[str] = Counter()
         self._seen: Counter[str] = Counter()
+        self._usages: list[JudgeUsage] = []
         self.num_episodes = 0
         self.num_success = 0
 
@@ -129,6 +131,7 @@ class GroupFilter:
         self._counts.update(groups=1, episodes=len(rewards), successes=successes)
         self._counts[verdict] += 1
         self._counts.update(reply_counts(records))
+        self._note_usage(records)
         self._last.append((verdict, _task_of(records)))
         if verdict == "useful":
             self._num_useless = 0
@@ -138,6 +141,10 @@ class GroupFilter:
         if self._num_useless == self._most_useless:
             self._on_hopeless()
         return "zero_variance"
+
+    def _note_usage(self, records: Sequence[EpisodeRecord]) -> None:
+        verdicts = [r.payload.verdict for r in records if isinstance(r.payload, Trajectory)]
+        self._usages += [v.usage for v in verdicts if v is not None and v.usage is not None]
 
     def count_restored(self, num_episodes: int) -> None:
         """Count episodes that ended well before a resume, and after what it goes on from."""
@@ -230,14 +237,33 @@ class GroupFilter:
             shares["rollout/ill_formed_share"] = now["ill_formed"] / replies
             shares["rollout/truncated_share"] = now["truncated"] / replies
             shares["rollout/zero_variance_share"] = 1.0 - now["useful"] / groups
+        usages, self._usages = self._usages, []
         return {
             **shares,
             **self._site_metrics(),
+            **judge_metrics(usages),
             "rollout/all_failed_groups": float(now["all failed"]),
             "rollout/all_succeeded_groups": float(now["all succeeded"]),
             "rollout/episodes_per_s": episodes / seconds if seconds > 0 else 0.0,
             "rollout/episodes_total": float(self.num_episodes),
         }
+
+
+def judge_metrics(usages: Sequence[JudgeUsage]) -> dict[str, float]:
+    """Return what the verdicts of some episodes took; nothing where none was judged.
+
+    Faults are not among them: `webrl judge` and the provider's bill know those.
+    """
+    if not usages:
+        return {}
+    return {
+        "judge/verdicts": float(len(usages)),
+        "judge/requests": float(sum(usage.num_requests for usage in usages)),
+        "judge/tokens_in": float(sum(usage.tokens_in for usage in usages)),
+        "judge/tokens_out": float(sum(usage.tokens_out for usage in usages)),
+        "judge/cost": sum(usage.cost for usage in usages),
+        "judge/wait_s": sum(usage.wait_s for usage in usages) / len(usages),
+    }
 
 
 def reply_counts(records: Sequence[EpisodeRecord]) -> Counter[str]:

@@ -40,7 +40,8 @@ from webrl.browser import BrowserConfig, BrowserPool
 from webrl.cluster.network import LOCAL, NetworkConfig
 from webrl.cluster.worker_log import open_worker_log, worker_log_folder
 from webrl.config import JudgeSection
-from webrl.judge import Judge
+from webrl.judge import Judge, JudgedFolder
+from webrl.judge.kept import FOLDER as JUDGED
 from webrl.policy import PolicyProcessor
 from webrl.rollout.broken_pages import BrokenPages
 from webrl.rollout.workflow import WebTaskWorkflow, WorkflowConfig
@@ -175,6 +176,7 @@ class RolloutWorker:
             config=spec.workflow,
             judge=judge,
             broken_pages=BrokenPages(worker_log_folder()),
+            judged=self._judged_folder(),
         )
         self._stack.push_async_callback(workflow.aclose)
         retry = RetryPolicy(max_retries=spec.max_attempts - 1, base_delay_s=RETRY_DELAY_S)
@@ -203,6 +205,13 @@ class RolloutWorker:
                 for slot in range(spec.browser.num_slots):
                     group.create_task(workflow.open_session(slot))
         return os.getpid()
+
+    def _judged_folder(self) -> JudgedFolder | None:
+        """Return where judged episodes are kept: beside the logs, in the run's folder."""
+        logs, judge = worker_log_folder(), self._spec.judge
+        if logs is None or judge is None:
+            return None
+        return JudgedFolder(logs.parent / JUDGED / self._name, judge.kept_bytes)
 
     def _notifier(self) -> CallbackNotifier | None:
         """Return what tells the controller that episodes ended, where there is one."""

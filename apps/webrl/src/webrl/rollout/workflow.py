@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 from awrl_pixelstore import PixelStoreClient, PixelStoreError
 from awrl_rollout import (
     EpisodeContext,
@@ -42,7 +43,7 @@ from webrl.browser import BrowserPool, BrowserSession, Observation, StepOutcome
 from webrl.config import AgentSection
 from webrl.endings import EPISODE_ERRORS, EndReason, as_fault
 from webrl.errors import BrowserFault, JudgeError, PolicyError
-from webrl.judge import Evidence, Judge, Verdict
+from webrl.judge import Evidence, Judge, JudgedEpisode, JudgedFolder, Verdict
 from webrl.policy import PolicyProcessor, image_within, size_within
 from webrl.rollout.broken_pages import BrokenPages
 from webrl.rollout.latency import page_latency_s
@@ -126,6 +127,7 @@ class WebTaskWorkflow:
         pixels: Where screenshots go; None (evaluation) keeps none and leaves keys empty.
         processor: Builds prompts and decodes actions.
         judge: Judges the episodes of tasks with a rubric; they need one.
+        judged: Keeps evidence and verdicts of judged episodes.
         broken_pages: Keeps a picture of pages that ended an episode in a fault.
     """
 
@@ -140,7 +142,9 @@ class WebTaskWorkflow:
         config: WorkflowConfig,
         judge: Judge | None = None,
         broken_pages: BrokenPages | None = None,
+        judged: JudgedFolder | None = None,
     ) -> None:
+        self._judged = judged
         self._broken_pages = broken_pages
         self._judge = judge
         self._pool = pool
@@ -239,15 +243,7 @@ class WebTaskWorkflow:
         if task.rubric is not None:
             context.enter("judge", site=task.site or task.full_name)
             context.release_slot()  # nothing below touches the session
-            verdict = await judge_episode(
-                self._judge,
-                task,
-                task.rubric,
-                goal=episode.goal,
-                steps=episode.steps,
-                answer=episode.answer,
-                screenshots=[uri for _, uri in episode.images],
-            )
+            verdict = await self._verdict(episode, task.rubric)
             reward, raw_reward = float(verdict.is_success), verdict.score
         return Trajectory(
             task=payload.task,
@@ -261,6 +257,45 @@ class WebTaskWorkflow:
             reset_s=reset_s,
             verdict=verdict,
         )
+
+    async def _verdict(self, episode: _Episode, rubric: Rubric) -> Verdict:
+        """Return the verdict on a played episode, and keep what it was based on.
+
+        Raises:
+            JudgeError: There is no verdict.
+            EpisodeFaultError: The site shut the agent out.
+        """
+        task = episode.task
+        if self._judge is None:
+            raise JudgeError(f"{task.full_name} has a rubric and the run has no judge")
+        num_actions = len(episode.steps) - (episode.answer is not None)
+        evidence = Evidence(
+            goal=episode.goal,
+            rubric=rubric,
+            actions=tuple(step.action for step in episode.steps[:num_actions]),
+            answer=episode.answer,
+            screenshots=tuple(uri for _, uri in episode.images),
+        )
+        kept = JudgedEpisode(
+            episode_id=episode.episode_id,
+            task=task.full_name,
+            evidence=evidence,
+            models=self._judge.models,
+        )
+        try:
+            verdict = await self._judge.judge(evidence)
+        except JudgeError:
+            await self._keep_judged(kept)
+            raise
+        await self._keep_judged(msgspec.structs.replace(kept, verdict=verdict))
+        if verdict.is_blocked:
+            message = f"the judge saw {task.url} shut the agent out"
+            raise EpisodeFaultError(FaultKind.SITE_BLOCKED, message, boundary="judge")
+        return verdict
+
+    async def _keep_judged(self, episode: JudgedEpisode) -> None:
+        if self._judged is not None:
+            await self._judged.keep(episode)
 
     async def _play(
         self, episode: _Episode, observation: Observation
@@ -440,43 +475,3 @@ def _note_turn(
     episode.num_invalid = 0 if decision.is_valid else episode.num_invalid + 1
     action = decision.action
     episode.answer = action.text if isinstance(action, Answer) else None
-
-
-async def judge_episode(
-    judge: Judge | None,
-    task: Task,
-    rubric: Rubric,
-    *,
-    goal: str,
-    steps: Sequence[Step],
-    answer: str | None,
-    screenshots: Sequence[str],
-) -> Verdict:
-    """Return the verdict on an episode.
-
-    Args:
-        goal: The instruction as the policy saw it.
-        steps: Everything it did.
-        answer: What its last step answered, if it did.
-        screenshots: One a step, as `data:` addresses.
-
-    Raises:
-        JudgeError: There is no verdict.
-        EpisodeFaultError: The site shut the agent out.
-    """
-    if judge is None:
-        raise JudgeError(f"{task.full_name} has a rubric and the run has no judge")
-    num_actions = len(steps) - (answer is not None)
-    verdict = await judge.judge(
-        Evidence(
-            goal=goal,
-            rubric=rubric,
-            actions=tuple(step.action for step in steps[:num_actions]),
-            answer=answer,
-            screenshots=tuple(screenshots),
-        )
-    )
-    if verdict.is_blocked:
-        message = f"the judge saw {task.url} shut the agent out"
-        raise EpisodeFaultError(FaultKind.SITE_BLOCKED, message, boundary="judge")
-    return verdict
