@@ -51,7 +51,7 @@ def test_the_real_client_gets_a_verdict_through_failed_and_malformed_answers() -
 def test_a_judge_that_is_down_gives_no_verdict_and_then_gives_one() -> None:
     async def scenario() -> None:
         async with RehearsedJudge(latency_s=0.0, error_share=0.0) as stub:
-            config = JudgeSection(url=stub.url, model="m", max_retries=0)
+            config = JudgeSection(url=stub.url, model="m", max_retries=0, max_outage_s=0.0)
             judge = Judge(config)
             async with aiohttp.ClientSession() as session:
                 await session.post(f"{stub.base_url}{DOWN_PATH}?seconds=600")
