@@ -79,7 +79,7 @@ def test_requests_held_back_and_cut_leave_nothing_in_flight_and_go_on(
             generator.pause()
             await client.abort_all()
             assert await generator.drained(deadline_s=20)
-            assert await num_running(client, server) == 0
+            await until_running(client, server, 0)
             await client.pause_generation("abort")
             await client.continue_generation()
             assert not answer.done()
