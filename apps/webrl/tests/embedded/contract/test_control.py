@@ -79,7 +79,8 @@ def test_requests_held_back_and_cut_leave_nothing_in_flight_and_go_on(
             generator.pause()
             await client.abort_all()
             assert await generator.drained(deadline_s=20)
-            await until_running(client, server, 0)
+            while await num_running(client, server):
+                pass  # it counts a moment later; the scenario is bounded
             await client.pause_generation("abort")
             await client.continue_generation()
             assert not answer.done()
