@@ -1,4 +1,4 @@
-"""A drag does on every page what a mouse does there."""
+"""A drag does on every page what the mouse of Playwright does there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from webrl.actions import Drag
+from playwright.async_api import Page
+from webrl.actions import Drag, to_pixels
 from webrl.browser import BrowserConfig, BrowserPool
 from webrl.tasks import Task, TaskServer, Viewport
 
@@ -58,16 +59,24 @@ _DRAG = Drag(150, 250, 700, 650)
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, list[str]]:
-    """Return the events of each page."""
+def seen() -> dict[str, list[list[str]]]:
+    """Return the events of each page: by the mouse of Playwright, and by the action."""
     names = list(_BODIES)
 
     async def show(request: web.BaseRequest) -> web.StreamResponse:
         body = _BODIES[names[int(request.path[1:])]]
         return web.Response(text=_PAGE.replace("BODY", body), content_type="text/html")
 
-    async def main() -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+    async def by_mouse(page: Page, url: str) -> list[str]:
+        await page.goto(url)
+        await page.mouse.move(*to_pixels(_DRAG.x, _DRAG.y, **_SIZE))
+        await page.mouse.down()
+        await page.mouse.move(*to_pixels(_DRAG.to_x, _DRAG.to_y, **_SIZE), steps=5)
+        await page.mouse.up()
+        return await page.evaluate("new Promise((done) => setTimeout(() => done(seen)))")
+
+    async def main() -> dict[str, list[list[str]]]:
+        found: dict[str, list[list[str]]] = {}
         async with (
             TaskServer(routes={f"/{i}": show for i in range(len(names))}) as site,
             BrowserPool(BrowserConfig(num_slots=1), server=site) as pool,
@@ -86,20 +95,22 @@ def seen() -> dict[str, list[str]]:
                 for i, name in enumerate(names)
             ]
             await session.reset(tasks[0], 0)
-            for task in tasks:
+            page = await (await pool.browser()).browser.new_page(viewport=_SIZE)  # type: ignore[arg-type]
+            for i, task in enumerate(tasks):
                 await session.reset(task, 0)
                 await session.step(_DRAG)
                 ours = await session.evaluate("new Promise((done) => setTimeout(() => done(seen)))")
                 assert isinstance(ours, list)
-                found[task.name] = ours
+                found[task.name] = [await by_mouse(page, f"{site.base_url}/{i}"), ours]
         return found
 
     return asyncio.run(main())
 
 
 @pytest.mark.parametrize("name", _BODIES)
-def test_a_drag_does_what_a_mouse_does(name: str, seen: dict[str, list[str]]) -> None:
-    events = seen[name]
+def test_a_drag_does_what_a_mouse_does(name: str, seen: dict[str, list[list[str]]]) -> None:
+    expected, events = seen[name]
+    assert events == expected
     assert "mousedown a" in events
     if name in ("draggable", "with data", "that may only be moved", "link", "image"):
         assert [e for e in events if e in ("dragstart a", "drop z", "dragend a")] == [

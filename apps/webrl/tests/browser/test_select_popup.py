@@ -249,8 +249,6 @@ def test_space_takes_an_option_and_escape_takes_none(
 def test_an_option_can_be_clicked_wherever_its_list_stands(
     name: str, results: dict[str, list[str]]
 ) -> None:
-    if name == "list opened by a script" and results[name] == ["one", ""]:
-        pytest.xfail("a list that showPicker opens in Chromium 150 is not taken over yet")
     assert results[name] == ["two", "input,change"]
 
 
