@@ -184,22 +184,23 @@ def check_tasks(config: WebRLConfig) -> Check:
 
 def check_judge(config: WebRLConfig) -> Check:
     """Look for the key of the judge in the environment; its value is shown nowhere."""
-    name = config.judge.api_key_env
-    if config.judge.url is None or name is None:
-        return Check("judge", True, "no key needed")
-    is_set = bool(os.environ.get(name, "").strip())
-    fix = "Export the key, here and wherever rollout workers start."
-    return Check("judge", is_set, f"{name} is {'set' if is_set else 'not set'}", fix)
+    name = None if config.judge.url is None else config.judge.api_key_env
+    return _check_secret("judge", name, "key", "the key")
 
 
 def check_proxy(config: WebRLConfig) -> Check:
     """Look for the credentials of the proxy in the environment; their value is shown nowhere."""
-    name = config.env.proxy_credentials_env
-    if config.env.proxy is None or name is None:
-        return Check("proxy", True, "no credentials needed")
+    name = None if config.env.proxy is None else config.env.proxy_credentials_env
+    return _check_secret("proxy", name, "credentials", "USER:PASSWORD there")
+
+
+def _check_secret(what: str, name: str | None, kind: str, export: str) -> Check:
+    """Look whether an environment variable holds a secret, where one is needed."""
+    if name is None:
+        return Check(what, True, f"no {kind} needed")
     is_set = bool(os.environ.get(name, "").strip())
-    fix = "Export USER:PASSWORD there, here and wherever rollout workers start."
-    return Check("proxy", is_set, f"{name} is {'set' if is_set else 'not set'}", fix)
+    fix = f"Export {export}, here and wherever rollout workers start."
+    return Check(what, is_set, f"{name} is {'set' if is_set else 'not set'}", fix)
 
 
 def check_fonts() -> Check:

@@ -8,66 +8,31 @@ Invariants:
 
 from __future__ import annotations
 
-from webrl.actions import ActionMode, format_action
-from webrl.agent.budget import prompt_within
-from webrl.agent.history import PolicyPrompt, Scene
+from functools import cached_property
+
+from webrl.actions import format_action
+from webrl.agent.history import Scene
 from webrl.agent.instructions import reasoning_instructions
-from webrl.agent.protocol import ChatTokens
 from webrl.agent.readers import read_reasoning
 from webrl.agent.reply import Decision, cut_short, without_tags, written
-from webrl.agent.texts import element_lines, memory_text, page_lines, turn_lines
-from webrl.config import AgentSection
-from webrl.plain_text import plain, plain_line
+from webrl.agent.texts import earlier_lines, element_lines, memory_text, page_lines
+from webrl.agent.within_budget import AgentWithinBudget
+from webrl.plain_text import plain
 
 
-class ReasoningAgent:
-    """Shows goal, page, memory and steps so far; reads thought, memory and one action.
+class ReasoningAgent(AgentWithinBudget):
+    """Shows goal, page, memory and steps so far; reads thought, memory and one action."""
 
-    Args:
-        section: How much it tells.
-        mode: How an action says where.
-        max_tokens: Most tokens of a prompt, images included; None for no bound.
-        is_thinking: Whether the chat template opens a `<think>` block.
-    """
-
-    def __init__(
-        self,
-        section: AgentSection,
-        tokens: ChatTokens,
-        *,
-        mode: ActionMode = "coordinates",
-        max_tokens: int | None = None,
-        is_thinking: bool = False,
-    ) -> None:
-        self._section = section
-        self._tokens = tokens
-        self._mode: ActionMode = mode
-        self._max_tokens = max_tokens
-        self._is_thinking = is_thinking
-        self._system = reasoning_instructions(mode, section.history.memory_chars)
-
-    def prompt(self, scene: Scene) -> PolicyPrompt:
-        """Return the prompt of the next step, within the budget.
-
-        Raises:
-            PolicyError: Goal, newest screenshot and memory alone are too much.
-        """
-        return prompt_within(scene, self._section, self._tokens, self._max_tokens, self._ids)
+    @cached_property
+    def _system(self) -> str:
+        return reasoning_instructions(self._mode, self._section.history.memory_chars)
 
     def _ids(self, scene: Scene, num_images: int) -> list[int]:
         history = self._section.history
         lines = [f"Goal: {plain(scene.goal)}", *page_lines(scene.url, scene.steps_left)]
         if memory := memory_text(scene.memory, history.memory_chars):
             lines += ["Memory:", memory]
-        entries = [
-            turn_lines(turn, with_thought=index < history.num_thoughts)
-            for index, turn in enumerate(reversed(scene.turns))
-        ][::-1]
-        if scene.start_events:
-            events = (f"  {plain_line(event)}" for event in scene.start_events)
-            entries.insert(0, "\n".join(["the page opened", *events]))
-        if entries:
-            lines += ["Previous actions:", *entries]
+        lines += earlier_lines(scene, len(scene.turns), history.num_thoughts)
         text = "\n".join([*lines, *element_lines(scene.elements)]) + "\n"
         messages = [
             {"role": "system", "content": [{"type": "text", "text": self._system}]},

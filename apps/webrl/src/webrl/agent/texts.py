@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from webrl.actions import InvalidAction, show_action
-from webrl.agent.history import Turn
+from webrl.agent.history import Scene, Turn
 from webrl.plain_text import plain, plain_line
 
 MAX_EVENTS = 5
@@ -80,6 +80,23 @@ def outcome_lines(turn: Turn) -> list[str]:
     if turn.is_unchanged and not isinstance(turn.decision.action, InvalidAction):
         lines.append("no_change: page and address are as before")
     return lines
+
+
+def earlier_lines(scene: Scene, num_turns: int, num_thoughts: int) -> list[str]:
+    """Return the steps so far, below a line that says so; nothing where there are none.
+
+    Args:
+        num_turns: Oldest turns of the scene that are told.
+        num_thoughts: Newest turns whose thoughts are told.
+    """
+    entries = [
+        turn_lines(turn, with_thought=len(scene.turns) - index <= num_thoughts)
+        for index, turn in enumerate(scene.turns[:num_turns])
+    ]
+    if scene.start_events:
+        events = (f"  {plain_line(event)}" for event in scene.start_events)
+        entries.insert(0, "\n".join(["the page opened", *events]))
+    return ["Previous actions:", *entries] if entries else []
 
 
 def turn_lines(turn: Turn, *, with_thought: bool) -> str:

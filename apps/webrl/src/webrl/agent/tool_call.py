@@ -11,75 +11,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
-from webrl.actions import ActionMode, InvalidAction
-from webrl.agent.budget import prompt_within
-from webrl.agent.history import PolicyPrompt, Scene, Turn
+from webrl.actions import InvalidAction
+from webrl.agent.history import Scene, Turn
 from webrl.agent.instructions import tool_instructions
-from webrl.agent.protocol import ChatTokens
 from webrl.agent.readers import read_tool_call
 from webrl.agent.reply import Decision, cut_short, without_tags, written
 from webrl.agent.texts import (
+    earlier_lines,
     element_lines,
     outcome_lines,
     page_lines,
     thought_text,
-    turn_lines,
 )
 from webrl.agent.tools import call_of, tool_schemas
-from webrl.config import AgentSection
-from webrl.plain_text import plain, plain_line
+from webrl.agent.within_budget import AgentWithinBudget
+from webrl.plain_text import plain
 
 
-class ToolCallAgent:
-    """Shows a chat of screenshots and calls; reads one call of a tool.
+class ToolCallAgent(AgentWithinBudget):
+    """Shows a chat of screenshots and calls; reads one call of a tool."""
 
-    Args:
-        section: How much it tells.
-        mode: How an action says where.
-        max_tokens: Most tokens of a prompt, images included; None for no bound.
-        is_thinking: Whether the chat template opens a `<think>` block.
-    """
-
-    def __init__(
-        self,
-        section: AgentSection,
-        tokens: ChatTokens,
-        *,
-        mode: ActionMode = "coordinates",
-        max_tokens: int | None = None,
-        is_thinking: bool = False,
-    ) -> None:
-        self._section = section
-        self._tokens = tokens
-        self._mode: ActionMode = mode
-        self._max_tokens = max_tokens
-        self._is_thinking = is_thinking
-        self._tools = tool_schemas(mode)
-
-    def prompt(self, scene: Scene) -> PolicyPrompt:
-        """Return the prompt of the next step, within the budget.
-
-        Raises:
-            PolicyError: Goal and newest screenshot alone are too much.
-        """
-        return prompt_within(scene, self._section, self._tokens, self._max_tokens, self._ids)
+    @cached_property
+    def _tools(self) -> list[dict[str, Any]]:
+        return tool_schemas(self._mode)
 
     def _ids(self, scene: Scene, num_images: int) -> list[int]:
         num_told = min(num_images - 1, len(scene.turns))
         first = len(scene.turns) - num_told
         num_thoughts = self._section.history.num_thoughts
-        lines = [f"Goal: {plain(scene.goal)}"]
-        entries = [
-            turn_lines(turn, with_thought=len(scene.turns) - index <= num_thoughts)
-            for index, turn in enumerate(scene.turns[:first])
-        ]
-        if scene.start_events:
-            events = (f"  {plain_line(event)}" for event in scene.start_events)
-            entries.insert(0, "\n".join(["the page opened", *events]))
-        if entries:
-            lines += ["Previous actions:", *entries]
+        lines = [f"Goal: {plain(scene.goal)}", *earlier_lines(scene, first, num_thoughts)]
         images = [{"type": "image"}] * (num_images - num_told)
         messages: list[dict[str, Any]] = [
             {"role": "system", "content": tool_instructions(self._mode)},

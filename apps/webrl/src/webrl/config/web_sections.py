@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from msgspec import Meta
 
@@ -380,56 +380,64 @@ class JudgeSection(Section):
         return problems
 
 
-def broken_browser(address: str) -> tuple[str, str] | None:
-    """Return the rule that the address of a browser breaks, and how to show it without a secret."""
+def _parsed(address: str, *schemes: str) -> tuple[SplitResult, str]:
+    """Return the parts of an address, and its host.
+
+    Raises:
+        ValueError: The rule that it breaks; the address itself is not in it.
+    """
     try:
         parts = urlsplit(address)
         _ = parts.port
     except ValueError:
-        return "a well-formed address", "something else"
-    if parts.scheme not in ("ws", "wss", "http", "https") or not parts.hostname:
-        return "an address with ws://, wss://, http:// or https://", "something else"
+        raise ValueError("a well-formed address") from None
+    if parts.scheme in schemes and parts.hostname:
+        return parts, parts.hostname
+    *others, last = (f"{scheme}://" for scheme in schemes)
+    raise ValueError(f"an address with {', '.join(others)} or {last}")
+
+
+def broken_browser(address: str) -> tuple[str, str] | None:
+    """Return the rule that the address of a browser breaks, and how to show it without a secret."""
+    try:
+        parts, host = _parsed(address, "ws", "wss", "http", "https")
+    except ValueError as error:
+        return str(error), "something else"
     login = [part for part in (parts.username, parts.password) if part is not None]
     given = [value for name, value in parse_qsl(parts.query) if SECRET_NAME.search(name)]
     if not all(PLACEHOLDER.fullmatch(secret) for secret in (*login, *given)):
         rule = "an address whose secrets are names of environment variables, as {BROWSER_TOKEN}"
-        return rule, parts.hostname
+        return rule, host
     is_secret = bool(login or given or PLACEHOLDER.search(address))
-    if is_secret and parts.scheme in ("ws", "http") and not is_loopback(parts.hostname):
-        return "wss:// or https:// where a secret is sent to another machine", parts.hostname
+    if is_secret and parts.scheme in ("ws", "http") and not is_loopback(host):
+        return "wss:// or https:// where a secret is sent to another machine", host
     return None
 
 
 def broken_proxy(url: str) -> tuple[str, str] | None:
     """Return the rule that the address of a proxy breaks, and how to show it without a secret."""
     try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        return "a well-formed address", "something else"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "an address with http:// or https://", "something else"
+        parts, host = _parsed(url, "http", "https")
+    except ValueError as error:
+        return str(error), "something else"
     if parts.username is not None or parts.password is not None:
         return (
             "an address without user and password (use proxy_credentials_env)",
-            parts.hostname,
+            host,
         )
     if parts.path not in ("", "/") or parts.query or parts.fragment:
-        return "an address of a host and a port alone", parts.hostname
+        return "an address of a host and a port alone", host
     return None
 
 
 def _broken_address(url: str, *, has_key: bool) -> tuple[str, str] | None:
     """Return the rule that an address breaks, and how to show it without a secret."""
     try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        return "a well-formed address", "something else"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "an address with http:// or https://", "something else"
+        parts, host = _parsed(url, "http", "https")
+    except ValueError as error:
+        return str(error), "something else"
     if parts.username is not None or parts.password is not None or parts.query:
-        return "an address without user, password or query (use api_key_env)", parts.hostname
-    if has_key and parts.scheme == "http" and not is_loopback(parts.hostname):
-        return "https:// where a key is sent to another machine", f"http://{parts.hostname}"
+        return "an address without user, password or query (use api_key_env)", host
+    if has_key and parts.scheme == "http" and not is_loopback(host):
+        return "https:// where a key is sent to another machine", f"http://{host}"
     return None

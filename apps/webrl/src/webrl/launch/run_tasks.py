@@ -89,14 +89,21 @@ def _task_set(entry: TaskSection) -> TaskFile:
 @functools.lru_cache(maxsize=16)
 def _changed(entry: TaskSection, changes: _Changes, found: TaskFile) -> tuple[Task, ...]:
     """Return the tasks that an entry chooses, with what the configuration changes."""
-    blocked = {name.strip().lower() for name in changes.blocklist}
-    left = [task for task in found.tasks if blocked.isdisjoint(_site_labels(task))]
+    left = _not_blocked(found.tasks, entry, changes.blocklist) if changes.blocklist else found.tasks
+    return tuple(_change(task, entry, changes) for task in chosen(left, entry))
+
+
+def _not_blocked(
+    tasks: Sequence[Task], entry: TaskSection, blocklist: Sequence[str]
+) -> Sequence[Task]:
+    blocked = {name.strip().lower() for name in blocklist}
+    left = [task for task in tasks if blocked.isdisjoint(_site_labels(task))]
     if not left:
         raise TaskError(
             f"sites.blocklist must leave a task of {entry.name!r}, got {sorted(blocked)}. Shorten it, "
             "or remove the entry."
         )
-    return tuple(_change(task, entry, changes) for task in chosen(left, entry))
+    return left
 
 
 def _change(task: Task, entry: TaskSection, changes: _Changes) -> Task:

@@ -224,7 +224,7 @@ class WebTaskWorkflow:
     ) -> Trajectory:
         task = payload.definition
         async with self._turns.turn(task.site):
-            context.enter("reset", site=task.site or task.full_name)
+            context.enter("reset", site=task.place)
             started_s = context.clock.time()
             session = await self._session(context.slot)
             observation = await session.reset(task, payload.seed)
@@ -241,7 +241,7 @@ class WebTaskWorkflow:
             outcome, ending = await self._play(episode, observation)
         reward, raw_reward, verdict = outcome.reward or 0.0, outcome.raw_reward or 0.0, None
         if task.rubric is not None:
-            context.enter("judge", site=task.site or task.full_name)
+            context.enter("judge", site=task.place)
             context.release_slot()  # nothing below touches the session
             verdict = await self._verdict(episode, task.rubric)
             reward, raw_reward = float(verdict.is_success), verdict.score
@@ -326,7 +326,7 @@ class WebTaskWorkflow:
         shown = episode.images[len(episode.images) - prompt.num_images + 1 :]
         uris = [*(uri for _, uri in shown), data_uri]
         started_s = clock.time()
-        episode.context.enter("generate", site=episode.task.site or episode.task.full_name)
+        episode.context.enter("generate", site=episode.task.place)
         async with UnwrappedTaskGroup() as group:
             # The screenshot travels to the store while the policy thinks.
             put = group.create_task(self._keep(screenshot, episode.episode_id))
@@ -360,7 +360,7 @@ class WebTaskWorkflow:
     async def _act(self, episode: _Episode, decision: Decision) -> StepOutcome:
         """Carry out what the policy decided."""
         clock = episode.context.clock
-        episode.context.enter("act", site=episode.task.site or episode.task.full_name)
+        episode.context.enter("act", site=episode.task.place)
         if self._config.page_latency_s > 0:
             wait_s = page_latency_s(
                 episode.payload,

@@ -155,6 +155,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return urlsplit(self.url).netloc.rpartition("@")[2].lower()
 
     @property
+    def place(self) -> str:
+        """Return where an episode is, for logs: its site, or the task where that is our own server."""
+        return self.site or self.full_name
+
+    @property
     def is_seeded(self) -> bool:
         """Return whether the seed chooses among instances; else every seed gives the same one."""
         return self.start_script is not None
